@@ -1,0 +1,30 @@
+# Two commands: `make demo` converts and proves the bundled model, `make test` runs the suite.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint format clean
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/qwen35 convert tests/data/nano-dense -o out/nano-fp8 --recipe fp8-block --overwrite
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m 'not gpu and not hub and not big'
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv out build dist

@@ -1,0 +1,212 @@
+"""A checkpoint folder, opened by its headers: which file holds which tensor, and all the rest.
+
+The index decides which file holds a tensor. Files and copies it does not name are reported, not
+used; whatever it promises and a file does not hold is refused. Nothing is ever unpickled and no
+code of a checkpoint is run: side files are copied by an allow-list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from formats.config import Config, read_config
+from formats.json_file import read_object
+from formats.layout import BLOCK, Layout, recognise
+from formats.names import FROM_ORIGINAL, KNOWN_METHODS
+from formats.safetensors_file import SafetensorsFile
+from formats.tensor import FormatError, TensorInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SIDE_FILES = (
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "README.md", "merges.txt",
+    "preprocessor_config.json", "processor_config.json", "special_tokens_map.json",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "video_preprocessor_config.json",
+    "vocab.json",
+)  # fmt: skip
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass
+class Checkpoint:
+    """An opened checkpoint: a `Source` with its config, side files and what was noticed."""
+
+    folder: Path
+    config: Config
+    files: dict[str, SafetensorsFile]
+    where: dict[str, str]
+    indexed: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Return every tensor by its stored name."""
+        return {name: self.files[file].header.infos[name] for name, file in self.where.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Return a view on a stored tensor."""
+        return self.files[self.where[name]].read(name)
+
+    def release(self, name: str, view: Tensor) -> None:
+        """Give the pages under a view of tensor `name` back to the system."""
+        self.files[self.where[name]].release(view)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Return what the tensors say this checkpoint is."""
+        return recognise(self.infos(), self.config)
+
+    @property
+    def side_files(self) -> list[Path]:
+        """Files to copy byte for byte, in a fixed order."""
+        return [self.folder / n for n in sorted(SIDE_FILES) if (self.folder / n).is_file()]
+
+    def read_files(self) -> list[Path]:
+        """Every file a conversion reads, in a fixed order."""
+        listed = [self.folder / "config.json", *self.side_files]
+        listed += [self.folder / INDEX] if self.indexed else []
+        return listed + [file.path for _, file in sorted(self.files.items())]
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a folder, or one .safetensors file beside its config.json.
+
+    FormatError if anything about the files themselves is wrong; what is wrong with the tensors is
+    in `layout.problems`.
+    """
+    folder, only = _locate(path)
+    config_path = folder / "config.json"
+    if not config_path.is_file():
+        raise FormatError(f"{folder}: config.json is missing")
+    raw = read_object(config_path)
+    _refuse_method(raw)
+    config = read_config(raw)
+    names, index = _choose_files(folder, only)
+    files = {name: SafetensorsFile(folder / name) for name in names}
+    notes = [
+        f"{name}: {stub} is an empty stub; it is dropped"
+        for name, file in files.items()
+        for stub in file.header.stubs
+    ]
+    where, more = _place(files, index)
+    strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in files)
+    why = "is not in the index; it is not used" if index else "is not used"
+    notes += more + [f"{name} {why}" for name in strays]
+    return Checkpoint(folder, config, files, where, index is not None, notes)
+
+
+def _locate(path: Path) -> tuple[Path, str | None]:
+    if path.is_dir():
+        return path, None
+    if not path.exists():
+        raise FormatError(f"{path} does not exist, expected a folder or a .safetensors file")
+    if path.suffix != ".safetensors":
+        raise FormatError(f"{path.name} is not a folder or a .safetensors file")
+    return path.parent, path.name
+
+
+def _refuse_method(raw: dict[str, Any]) -> None:
+    """Refuse by name what another quantiser wrote, from the config alone."""
+    text = raw.get("text_config")
+    for part in (raw, text if isinstance(text, dict) else {}):
+        block = part.get("quantization_config") or part.get("quantization") or {}
+        if not isinstance(block, dict):
+            raise FormatError("config.json: quantization_config is not an object")
+        unnamed = "mlx" if "group_size" in block else "an unnamed method"
+        method = block.get("quant_method", unnamed)
+        if block and method not in KNOWN_METHODS:
+            raise FormatError(
+                f"config.json: the checkpoint is quantised by {method}, "
+                "expected BF16, F16, F32 or FP8 weights\n"
+                f"  fix   {FROM_ORIGINAL}"
+            )
+        size = block.get("weight_block_size")
+        if size not in (None, [BLOCK, BLOCK]):
+            raise FormatError(
+                f"config.json: weight_block_size is {size}, expected [{BLOCK}, {BLOCK}]\n"
+                f"  fix   {FROM_ORIGINAL}"
+            )
+
+
+def _choose_files(folder: Path, only: str | None) -> tuple[list[str], dict[str, str] | None]:
+    if only is not None:
+        return [only], None
+    if (folder / INDEX).is_file():
+        index = _read_index(folder / INDEX)
+        return sorted(set(index.values())), index
+    if (folder / SINGLE).is_file():
+        return [SINGLE], None
+    found = sorted(p.name for p in folder.glob("*.safetensors"))
+    if not found:
+        _refuse_no_weights(folder)
+    return found, None
+
+
+def _refuse_no_weights(folder: Path) -> NoReturn:
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
+    if pickles:
+        raise FormatError(
+            f"{folder}: {pickles[0]} is a pickle, which can run code when it is read; "
+            "expected .safetensors\n"
+            "  fix   save the model again with safe_serialization"
+        )
+    raise FormatError(f"{folder}: there is no .safetensors file")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(f"{path.name}: weight_map is missing or empty")
+    for name, file in weight_map.items():
+        if not name.isprintable():
+            raise FormatError(f"{path.name}: {name!r} is no name of a tensor")
+        plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
+        if not plain or not file.endswith(".safetensors"):
+            raise FormatError(
+                f"{path.name}: {name} is in {file!r}, expected a .safetensors file of this folder"
+            )
+        if not (path.parent / file).is_file():
+            raise FormatError(f"{path.name}: {name} is in {file!r}, which does not exist")
+    return weight_map
+
+
+def _place(
+    files: dict[str, SafetensorsFile], index: dict[str, str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return tensor -> file, and notes on copies that are not used."""
+    if index is None:
+        return _place_without_index(files), []
+    for name, file in index.items():
+        if name not in files[file].header.infos and name not in files[file].header.stubs:
+            raise FormatError(f"{INDEX}: {name} is not in {file}")
+    where = {name: file for name, file in index.items() if name not in files[file].header.stubs}
+    return where, list(_unused(files, index))
+
+
+def _place_without_index(files: dict[str, SafetensorsFile]) -> dict[str, str]:
+    where: dict[str, str] = {}
+    for file, opened in files.items():
+        for name in opened.header.infos:
+            if name in where:
+                raise FormatError(
+                    f"{name} is in {where[name]} and in {file}, and no index decides\n"
+                    "  fix   remove one file, or restore model.safetensors.index.json"
+                )
+            where[name] = file
+    return where
+
+
+def _unused(files: dict[str, SafetensorsFile], index: dict[str, str]) -> Iterator[str]:
+    for file, opened in files.items():
+        for name in opened.header.infos:
+            if name not in index:
+                yield f"{file}: {name} is not in the index; it is not used"
+            elif index[name] != file:
+                yield f"{file}: {name} is superseded by the copy in {index[name]}"

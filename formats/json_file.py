@@ -1,0 +1,66 @@
+"""JSON from outside, read strictly: UTF-8, bounded size and depth, no duplicate keys, no NaN.
+
+Trap: Python reads `1e400` as infinity and UTF-16 as JSON without a word; both are refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from formats.tensor import FormatError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_JSON_BYTES = 64 << 20
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise FormatError(f"key {twice!r} stands twice")
+    return found
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise FormatError(f"{word} is not a JSON number")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise FormatError(f"{number} is too large for a number")
+    return value
+
+
+def parse_object(text: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object in `text`; FormatError names `where` and what is wrong."""
+    try:
+        value = json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant,
+            parse_float=_finite,
+        )  # fmt: skip
+    except FormatError as error:
+        raise FormatError(f"{where}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise FormatError(f"{where} is not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def read_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of at most `limit` bytes."""
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise FormatError(f"{path.name} has {size} bytes, expected at most {limit}")
+        text = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path.name} cannot be read: {error.strerror}") from None
+    return parse_object(text, path.name)

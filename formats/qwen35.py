@@ -1,0 +1,259 @@
+"""The Qwen3.5 family as one table: every kind of tensor, its shape in symbols, its role.
+
+A name in the table is the hub's name without its namespace: `layers.{i}.mlp.down_proj.weight`
+stands for `model.language_model.layers.3...` of a vision-language checkpoint and for
+`model.layers.3...` of a text-only one. Without `.weight` it is our name of the tensor, the one
+recipes match. A shape is a comma-separated list of sums of products; symbols are in `config.py`.
+
+Source: the published checkpoints; the test of this module derives their tensor counts and byte
+totals from this table. Trap: four norms use two formulas, so `gdn_norm` (plain w) is not a `norm`
+(1 + w), and experts carry no `.weight` when fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of tensor. `{i}` is a layer (or vision block), `{e}` an expert."""
+
+    hub: str
+    shape: str
+    role: str
+
+    @property
+    def name(self) -> str:
+        """Our name: the hub's without `.weight`."""
+        return self.hub.removesuffix(".weight")
+
+
+TOP = (
+    Rule("embed_tokens.weight", "V, H", "embed"),
+    Rule("norm.weight", "H", "norm"),
+)
+HEAD = (Rule("lm_head.weight", "V, H", "lm_head"),)
+
+LAYER_NORMS = (
+    Rule("input_layernorm.weight", "H", "norm"),
+    Rule("post_attention_layernorm.weight", "H", "norm"),
+)
+GDN_IN = (
+    Rule("linear_attn.in_proj_qkv.weight", "2*NK*DK+NV*DV, H", "in_proj_qkv"),
+    Rule("linear_attn.in_proj_z.weight", "NV*DV, H", "in_proj_z"),
+    Rule("linear_attn.in_proj_b.weight", "NV, H", "in_proj_b"),
+    Rule("linear_attn.in_proj_a.weight", "NV, H", "in_proj_a"),
+)
+# Qwen3-Next fuses the four, grouped by key head: q, k, v, z of head 0, then of head 1, ...
+GDN_IN_NEXT = (
+    Rule("linear_attn.in_proj_qkvz.weight", "2*NK*DK+2*NV*DV, H", "in_proj_qkvz"),
+    Rule("linear_attn.in_proj_ba.weight", "2*NV, H", "in_proj_ba"),
+)
+GDN = (
+    Rule("linear_attn.conv1d.weight", "2*NK*DK+NV*DV, 1, K", "conv1d"),
+    Rule("linear_attn.dt_bias", "NV", "dt_bias"),
+    Rule("linear_attn.A_log", "NV", "A_log"),
+    Rule("linear_attn.norm.weight", "DV", "gdn_norm"),
+    Rule("linear_attn.out_proj.weight", "H, NV*DV", "out_proj"),
+)
+ATTENTION = (
+    Rule("self_attn.q_proj.weight", "2*NH*HD, H", "q_proj"),
+    Rule("self_attn.k_proj.weight", "NKV*HD, H", "k_proj"),
+    Rule("self_attn.v_proj.weight", "NKV*HD, H", "v_proj"),
+    Rule("self_attn.o_proj.weight", "H, NH*HD", "o_proj"),
+    Rule("self_attn.q_norm.weight", "HD", "norm"),
+    Rule("self_attn.k_norm.weight", "HD", "norm"),
+)
+MLP = (
+    Rule("mlp.gate_proj.weight", "I, H", "gate_proj"),
+    Rule("mlp.up_proj.weight", "I, H", "up_proj"),
+    Rule("mlp.down_proj.weight", "H, I", "down_proj"),
+)
+MOE = (
+    Rule("mlp.gate.weight", "E, H", "router"),
+    Rule("mlp.shared_expert.gate_proj.weight", "S, H", "gate_proj"),
+    Rule("mlp.shared_expert.up_proj.weight", "S, H", "up_proj"),
+    Rule("mlp.shared_expert.down_proj.weight", "H, S", "down_proj"),
+    Rule("mlp.shared_expert_gate.weight", "1, H", "shared_expert_gate"),
+)
+EXPERTS_SPLIT = (
+    Rule("mlp.experts.{e}.gate_proj.weight", "F, H", "expert"),
+    Rule("mlp.experts.{e}.up_proj.weight", "F, H", "expert"),
+    Rule("mlp.experts.{e}.down_proj.weight", "H, F", "expert"),
+)
+EXPERTS_FUSED = (
+    Rule("mlp.experts.gate_up_proj", "E, 2*F, H", "experts_gate_up"),
+    Rule("mlp.experts.down_proj", "E, H, F", "experts_down"),
+)
+# MLX stacks the experts of a layer but keeps gate and up apart.
+EXPERTS_MLX = (
+    Rule("mlp.switch_mlp.gate_proj.weight", "E, F, H", "experts_gate"),
+    Rule("mlp.switch_mlp.up_proj.weight", "E, F, H", "experts_up"),
+    Rule("mlp.switch_mlp.down_proj.weight", "E, H, F", "experts_down"),
+)
+MTP = (
+    Rule("mtp.fc.weight", "H, 2*H", "mtp_fc"),
+    Rule("mtp.pre_fc_norm_embedding.weight", "H", "norm"),
+    Rule("mtp.pre_fc_norm_hidden.weight", "H", "norm"),
+    Rule("mtp.norm.weight", "H", "norm"),
+)
+VISION = (
+    Rule("visual.patch_embed.proj.weight", "vH, vC, vT, vP, vP", "vision"),
+    Rule("visual.patch_embed.proj.bias", "vH", "vision"),
+    Rule("visual.pos_embed.weight", "vN, vH", "vision"),
+    Rule("visual.merger.norm.weight", "vH", "vision"),
+    Rule("visual.merger.norm.bias", "vH", "vision"),
+    Rule("visual.merger.linear_fc1.weight", "vH*vM*vM, vH*vM*vM", "vision"),
+    Rule("visual.merger.linear_fc1.bias", "vH*vM*vM", "vision"),
+    Rule("visual.merger.linear_fc2.weight", "vO, vH*vM*vM", "vision"),
+    Rule("visual.merger.linear_fc2.bias", "vO", "vision"),
+)
+VISION_BLOCK = (
+    Rule("visual.blocks.{i}.norm1.weight", "vH", "vision"),
+    Rule("visual.blocks.{i}.norm1.bias", "vH", "vision"),
+    Rule("visual.blocks.{i}.norm2.weight", "vH", "vision"),
+    Rule("visual.blocks.{i}.norm2.bias", "vH", "vision"),
+    Rule("visual.blocks.{i}.attn.qkv.weight", "3*vH, vH", "vision"),
+    Rule("visual.blocks.{i}.attn.qkv.bias", "3*vH", "vision"),
+    Rule("visual.blocks.{i}.attn.proj.weight", "vH, vH", "vision"),
+    Rule("visual.blocks.{i}.attn.proj.bias", "vH", "vision"),
+    Rule("visual.blocks.{i}.mlp.linear_fc1.weight", "vI, vH", "vision"),
+    Rule("visual.blocks.{i}.mlp.linear_fc1.bias", "vI", "vision"),
+    Rule("visual.blocks.{i}.mlp.linear_fc2.weight", "vH, vI", "vision"),
+    Rule("visual.blocks.{i}.mlp.linear_fc2.bias", "vH", "vision"),
+)
+
+LAYER_PREFIXES = ("layers.{i}.", "mtp.layers.{i}.")
+MAX_INDEX_DIGITS = 9
+EXPERT_FORMS = {"split": EXPERTS_SPLIT, "fused": EXPERTS_FUSED, "mlx": EXPERTS_MLX}
+
+# Linears that engines run as one: members must share a scheme.
+FUSED_GROUPS = {
+    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv",
+    "gate_proj": "gate_up", "up_proj": "gate_up",
+    "in_proj_qkv": "qkvz", "in_proj_z": "qkvz",
+    "in_proj_b": "ba", "in_proj_a": "ba",
+    "expert": "experts",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The choices a checkpoint makes within the family."""
+
+    experts: str = "fused"
+    mtp_experts: str = "fused"
+    mtp_layers: int = 1
+    vision: bool = True
+    head: bool = True
+    gdn_in: str = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor the family has a place for: its rule, its indices, its shape in numbers."""
+
+    rule: Rule
+    hub: str
+    indices: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Our name of the tensor."""
+        return self.hub.removesuffix(".weight")
+
+
+def dimension(expression: str, sizes: Mapping[str, int]) -> int:
+    """Return the value of a sum of products such as `2*NK*DK+NV*DV`. KeyError for a lost symbol."""
+    return sum(
+        prod(int(factor) if factor.isdigit() else sizes[factor] for factor in term.split("*"))
+        for term in expression.replace(" ", "").split("+")
+    )
+
+
+def shape_of(rule: Rule, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the rule's shape for these sizes."""
+    return tuple(dimension(axis, sizes) for axis in rule.shape.split(","))
+
+
+def template(name: str) -> tuple[str, tuple[int, ...]]:
+    """Split a name into its table key (`#` for each number) and the numbers.
+
+    A name the table cannot have written (`layers.03`, `layers.#`) gets a key it does not hold.
+
+    >>> template("layers.3.mlp.experts.17.up_proj.weight")
+    ('layers.#.mlp.experts.#.up_proj.weight', (3, 17))
+    """
+    segments = name.split(".")
+    numbers = tuple(int(s) for s in segments if _is_index(s))
+    return ".".join("#" if _is_index(s) else s.replace("#", "##") for s in segments), numbers
+
+
+def _is_index(segment: str) -> bool:
+    plain = segment.isascii() and segment.isdigit() and len(segment) <= MAX_INDEX_DIGITS
+    return plain and (segment == "0" or segment[0] != "0")
+
+
+def _keys() -> Iterator[tuple[str, Rule]]:
+    layer: tuple[Rule, ...] = (*LAYER_NORMS, *GDN_IN, *GDN_IN_NEXT, *GDN, *ATTENTION, *MLP, *MOE)
+    layer += (*EXPERTS_SPLIT, *EXPERTS_FUSED, *EXPERTS_MLX)
+    for prefix in LAYER_PREFIXES:
+        for rule in layer:
+            yield prefix + rule.hub, Rule(prefix + rule.hub, rule.shape, rule.role)
+    for rule in (*TOP, *HEAD, *MTP, *VISION, *VISION_BLOCK):
+        yield rule.hub, rule
+
+
+# Table key -> rule, for every name any layout of the family can hold.
+RULES = {key.replace("{i}", "#").replace("{e}", "#"): rule for key, rule in _keys()}
+
+
+def _slots(
+    rules: tuple[Rule, ...], sizes: Mapping[str, int], prefix: str = "", index: int | None = None
+) -> Iterator[Slot]:
+    own = () if index is None else (index,)
+    for rule in rules:
+        shape = shape_of(rule, sizes)
+        hub = (prefix + rule.hub).replace("{i}", str(index))
+        if "{e}" not in hub:
+            yield Slot(rule, hub, own, shape)
+            continue
+        for e in range(sizes["E"]):
+            yield Slot(rule, hub.replace("{e}", str(e)), (*own, e), shape)
+
+
+def layer_rules(kind: str, *, moe: bool, experts: str, gdn_in: str = "split") -> tuple[Rule, ...]:
+    """Return the rules of one decoder layer; `kind` is an entry of `layer_types`."""
+    gdn = (*(GDN_IN if gdn_in == "split" else GDN_IN_NEXT), *GDN)
+    mixer = gdn if kind == "linear_attention" else ATTENTION
+    return (*LAYER_NORMS, *mixer, *((*MOE, *EXPERT_FORMS[experts]) if moe else MLP))
+
+
+def family(sizes: Mapping[str, int], layer_types: tuple[str, ...], form: Form) -> Iterator[Slot]:
+    """Yield every tensor that a checkpoint of these sizes and this form holds.
+
+    `sizes` maps the table's symbols to numbers; a model is a mixture of experts when it has E.
+    """
+    moe = "E" in sizes
+    yield from _slots(TOP, sizes)
+    for i, kind in enumerate(layer_types):
+        rules = layer_rules(kind, moe=moe, experts=form.experts, gdn_in=form.gdn_in)
+        yield from _slots(rules, sizes, LAYER_PREFIXES[0], i)
+    if form.head:
+        yield from _slots(HEAD, sizes)
+    if form.mtp_layers:
+        yield from _slots(MTP, sizes)
+    for i in range(form.mtp_layers):
+        rules = layer_rules("full_attention", moe=moe, experts=form.mtp_experts)
+        yield from _slots(rules, sizes, LAYER_PREFIXES[1], i)
+    if form.vision:
+        yield from _slots(VISION, sizes)
+        for i in range(sizes["vD"]):
+            yield from _slots(VISION_BLOCK, sizes, "", i)

@@ -1,0 +1,135 @@
+"""How far a stored weight is from its source: sums that add up over blocks, tensors and files.
+
+    relative_rms = sqrt(sum (w - q)^2 / sum w^2)        cosine = sum w q / sqrt(sum w^2 sum q^2)
+
+w is the source's weight, q what the stored form decodes to. An `Error` holds sums and counts only,
+so parts add in any grouping; the loops of `quant.native` fill the same fields.
+
+The bound that `outside` counts against, for E4M3 codes with scale s, follows from the format:
+
+    |w - q| <= max(|w| * (2^-4 + 2^-8), s * 2^-10) * (1 + 1e-6)
+
+Three mantissa bits put w within half a step, |w| * 2^-4; below the normal codes the step is
+s * 2^-9. 2^-8 is the slack of files whose codes came from a scale that was rounded to bfloat16
+afterwards, 1e-6 that of float32 arithmetic. An element outside was not rounded: it is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import inf, isnan, sqrt
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+E4M3_MAX = 448.0
+HALF_STEP = 2.0**-4 + 2.0**-8
+HALF_SUBNORMAL = 2.0**-10
+ROUNDING = 1.0 + 1e-6
+
+
+@dataclass(slots=True)
+class Error:
+    """What is lost in `count` weights: sums in float64, counts of elements (rows: zero_rows).
+
+    saturated   codes of the largest magnitude
+    zeros       weights that were not zero and became zero
+    zero_rows   rows that were not all zero and became so
+    outside     elements farther off than the format's rounding can explain
+    """
+
+    sum_sq_error: float = 0.0
+    sum_sq: float = 0.0
+    sum_dot: float = 0.0
+    sum_sq_q: float = 0.0
+    max_abs: float = 0.0
+    saturated: int = 0
+    zeros: int = 0
+    zero_rows: int = 0
+    outside: int = 0
+    count: int = 0
+
+    def __iadd__(self, other: Error) -> Error:
+        for field in fields(self):
+            mine, its = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, _larger(mine, its) if field.name == "max_abs" else mine + its)
+        return self
+
+    def __add__(self, other: Error) -> Error:
+        total = Error()
+        total += self
+        total += other
+        return total
+
+    @property
+    def relative_rms(self) -> float:
+        """Root of the error's energy over the weight's; 0 for nothing lost of nothing."""
+        if self.sum_sq == 0.0:
+            return inf if self.sum_sq_error else 0.0
+        return sqrt(self.sum_sq_error / self.sum_sq)
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between the weight and what it decodes to; 1 if both are zero."""
+        norm = sqrt(self.sum_sq) * sqrt(self.sum_sq_q)
+        if norm == 0.0:
+            return 1.0 if self.sum_sq == self.sum_sq_q else 0.0
+        return self.sum_dot / norm
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Return what a report shows, reals to six digits: what float32 lanes can promise."""
+        return {
+            "relative_rms": _six_digits(self.relative_rms),
+            "max_abs": _six_digits(self.max_abs),
+            "cosine": _six_digits(self.cosine),
+            "saturated": self.saturated,
+            "zeros": self.zeros,
+        }
+
+
+def measure(
+    w: Tensor, decoded: Tensor, *, scale: Tensor | None = None, codes: Tensor | None = None
+) -> Error:
+    """Return the error of `decoded` against `w`, both [..., K]: the definition, in plain torch.
+
+    scale   E4M3 scale of every element, of w's shape or broadcasting to it: fills `outside`
+    codes   E4M3 codes of w's shape: fills `saturated`
+    """
+    source, stored = w.double(), decoded.double()
+    # The difference is the float32 one: both operands are float32 values.
+    error = (w.float() - decoded.float()).double().abs()
+    lost = (source != 0) & (stored == 0)
+    emptied = lost.any(-1) & (stored == 0).all(-1)
+    saturated, outside = 0, 0
+    if codes is not None:
+        saturated = int((codes.float().abs() == E4M3_MAX).sum())
+    if scale is not None:
+        outside = int((~(error <= bound(source, scale)) | error.isinf()).sum())
+    return Error(
+        sum_sq_error=float(error.square().sum()),
+        sum_sq=float(source.square().sum()),
+        sum_dot=float((source * stored).sum()),
+        sum_sq_q=float(stored.square().sum()),
+        max_abs=float(error.max()) if w.numel() else 0.0,
+        saturated=saturated,
+        zeros=int(lost.sum()),
+        zero_rows=int(emptied.sum()),
+        outside=outside,
+        count=w.numel(),
+    )
+
+
+def bound(w: Tensor, scale: Tensor) -> Tensor:
+    """Return the largest error E4M3 may make of each weight, in float64 (see the module's head)."""
+    step = scale.double().abs() * HALF_SUBNORMAL
+    return (w.double().abs() * HALF_STEP).maximum(step) * ROUNDING
+
+
+def _larger(a: float, b: float) -> float:
+    """Return the larger, a NaN if there is one: `max` would lose it."""
+    return a if isnan(a) or a > b else b
+
+
+def _six_digits(x: float) -> float:
+    return float(f"{x:.6g}")

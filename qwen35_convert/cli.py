@@ -1,0 +1,228 @@
+"""The `qwen35` command. A command parses, makes one call of `qwen35_convert.api`, prints.
+
+Results go to stdout, progress and warnings to stderr. Exit codes: 0 done, 1 verification fell
+short, 2 misused, 3 input refused, 4 output refused, 5 this machine lacks something, 130
+interrupted. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qwen35_convert.plan import Plan
+    from qwen35_convert.recipe import Recipe
+
+app = typer.Typer(
+    name="qwen35", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    add_completion=True, help="Convert, quantise and prove Qwen3.5-family checkpoints.",
+)  # fmt: skip
+
+FELL_SHORT, MISUSED, INPUT, OUTPUT, LACKING, INTERRUPTED = 1, 2, 3, 4, 5, 130
+
+Source = Annotated[str, typer.Argument(help="Folder, .safetensors file, or owner/name[@revision].")]
+Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
+      help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.")]  # fmt: skip
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
+Workers = Annotated[int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")]
+Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def inspect(
+    source: Source,
+    json: Json = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+) -> None:
+    """Say what a checkpoint is: sizes, layout, problems, how to serve it.
+
+    Example: qwen35 inspect Qwen/Qwen3.5-0.8B
+    """
+    from qwen35_convert import api, report
+
+    found = api.inspect(source)
+    if json:
+        report.print_json(found.as_dict(tensors=tensors))
+    else:
+        report.print_inspection(found, tensors=tensors)
+
+
+@app.command()
+def download(
+    repo: Annotated[str, typer.Argument(help="owner/name on the hub.")],
+    out: Out,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+) -> None:
+    """Fetch the files a conversion needs, checked by size and hash.
+
+    Example: qwen35 download Qwen/Qwen3.5-0.8B -o Qwen3.5-0.8B
+    """
+    from qwen35_convert import api
+
+    fetched = api.download(repo, out, revision=revision, progress=True)
+    print(f"{fetched.path}: {len(fetched.files)} files of {fetched.repo}@{fetched.revision}")
+
+
+@app.command()
+def convert(
+    source: Source,
+    out: Out,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE",
+        help="Recipe.", show_default="fp8-block; bf16-split for FP8 input")] = None,
+    set_: Set = None,
+    plan: PlanOnly = False,
+    workers: Workers = None,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Convert a checkpoint by a recipe, then verify the result against its source.
+
+    Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
+    """
+    from qwen35_convert.recipe import read_recipe
+
+    chosen = read_recipe(recipe, set_ or ()) if recipe else None
+    _convert(source, out, chosen, set_ or [], plan=plan, workers=workers, device=device,
+             overwrite=overwrite, verify=not no_verify, json=json)  # fmt: skip
+
+
+@app.command()
+def quantize(
+    source: Source,
+    out: Out,
+    scheme: Annotated[str, typer.Option(help="fp8-block or fp8-channel.")],
+    set_: Set = None,
+    plan: PlanOnly = False,
+    workers: Workers = None,
+    device: Device = "cpu",
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    json: Json = False,
+) -> None:
+    """Quantise a checkpoint; names and layout stay as they are.
+
+    Example: qwen35 quantize ./Qwen3.5-9B -o ./Qwen3.5-9B-FP8 --scheme fp8-block
+    """
+    from qwen35_convert.api import quantize_recipe
+
+    _convert(source, out, quantize_recipe(scheme, tuple(set_ or ())), [], plan=plan,
+             workers=workers, device=device, overwrite=overwrite, verify=not no_verify,
+             json=json)  # fmt: skip
+
+
+def _convert(
+    source: str, out: Path, recipe: Recipe | None, overrides: list[str], *, plan: bool,
+    workers: int | None, device: str, overwrite: bool, verify: bool, json: bool,
+) -> None:  # fmt: skip
+    from qwen35_convert import api, report
+
+    if plan:
+        _print_plan(api.plan(source, recipe, overrides=tuple(overrides)), json=json)
+        return
+    done = api.convert(
+        source, out, recipe, overrides=tuple(overrides), workers=workers, device=device,
+        overwrite=overwrite, verify=verify, progress=True, on_plan=report.print_notes,
+    )  # fmt: skip
+    if json:
+        report.print_json(done.as_dict())
+    else:
+        report.print_conversion(done)
+    if done.report and not done.report.passed:
+        raise typer.Exit(FELL_SHORT)
+
+
+def _print_plan(plan: Plan, *, json: bool) -> None:
+    from qwen35_convert import report
+
+    if json:
+        report.print_json(report.plan_as_dict(plan))
+    else:
+        print(report.plan_text(plan))
+
+
+@app.command()
+def verify(
+    artifact: Annotated[str, typer.Argument(help="The folder that convert wrote.")],
+    against: Annotated[str | None, typer.Option(metavar="SOURCE", help="What it was made from.")] = None,
+    level: Annotated[str, typer.Option(help="structure or tensors.")] = "tensors",
+    workers: Workers = None,
+    json: Json = False,
+) -> None:
+    """Prove an artifact: its structure, and every value against the source.
+
+    Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
+    """
+    from qwen35_convert import api, report
+
+    found = api.verify(artifact, against, level=level, workers=workers, progress=True)
+    if json:
+        report.print_json(found.as_dict())
+    else:
+        report.print_report(found)
+    if not found.passed:
+        raise typer.Exit(FELL_SHORT)
+
+
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
+) -> None:
+    """List the bundled recipes, or print one.
+
+    Example: qwen35 recipes fp8-block
+    """
+    from qwen35_convert.recipe import bundled_recipes, find_recipe, headline
+
+    if name:
+        print(find_recipe(name).read_text(encoding="utf-8"), end="")
+        return
+    for bundled in bundled_recipes():
+        print(f"{bundled:<16} {headline(bundled)}")
+
+
+def _exit_code(error: ValueError) -> int | None:
+    """Return the exit code of an error a user can cause; None for a bug of ours."""
+    from formats.tensor import FormatError
+    from quant.scheme import QuantError
+    from qwen35_convert.api import MissingError
+    from qwen35_convert.fetch import FetchError
+    from qwen35_convert.recipe import RecipeError
+    from qwen35_convert.sink import OutputError
+
+    codes: dict[type[ValueError], int] = {
+        RecipeError: MISUSED, FormatError: INPUT, QuantError: INPUT, FetchError: INPUT,
+        OutputError: OUTPUT, MissingError: LACKING,
+    }  # fmt: skip
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+
+
+def main() -> None:
+    """Run the command line; errors are one block on stderr, a traceback is a bug."""
+    try:
+        app(prog_name="qwen35")
+    except SystemExit as done:
+        if done.code == INTERRUPTED:
+            print("qwen35: interrupted\n  left  the same command goes on where it stopped",
+                  file=sys.stderr)  # fmt: skip
+        raise
+    except ValueError as error:
+        code = _exit_code(error)
+        if code is None:
+            raise
+        left = getattr(error, "left", "nothing was written")
+        print(f"qwen35: {error}\n  left  {left}", file=sys.stderr)
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

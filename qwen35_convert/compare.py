@@ -1,0 +1,153 @@
+"""An artifact against its source, atom by atom: by bytes where it is kept, by value where quantised.
+
+Both sides are opened by their own headers and cut into atoms independently of any plan. An element
+of a quantised weight must lie within half a step of its code (`quant.measure` derives the bound);
+what is kept must be equal bit for bit. A tensor that fails is examined for the usual faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from formats.checkpoint import Checkpoint
+from formats.layout import Atom
+from quant.measure import Error, measure
+from quant.scheme import KEEP, get_scheme
+from qwen35_convert.census import Failure, scheme_of
+from runtime.values import BLOCK, Value, open_value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAME = 0.1  # relative RMS below which two weights are the same one, whatever its scheme
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One atom: how it is stored and how far it is from its source."""
+
+    name: str
+    stored: str
+    role: str
+    scheme: str
+    error: Error
+    failures: tuple[Failure, ...]
+
+
+def missing_atoms(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+    """Yield what one side has and the other lacks; vision and MTP may be dropped as a whole."""
+    ours, theirs = artifact.layout.atoms, source.layout.atoms
+    for name, atom in theirs.items():
+        head = name.split(".", 1)[0]
+        whole = head in ("visual", "mtp") and not any(n.split(".", 1)[0] == head for n in ours)
+        if name not in ours and not whole:
+            yield Failure(atom.stored, "is in the source, but not in the artifact")
+    for name, atom in ours.items():
+        if name not in theirs:
+            yield Failure(atom.stored, "is in the artifact, but not in the source")
+
+
+def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compared:
+    """Compare one atom that both sides have."""
+    atom, origin = artifact.layout.atoms[name], source.layout.atoms[name]
+    scheme = scheme_of(artifact, atom)
+    ours, theirs = open_value(artifact, atom), open_value(source, origin)
+    if atom.shape != origin.shape:
+        problem = f"has shape {list(atom.shape)}, the source has {list(origin.shape)}"
+        return Compared(name, atom.stored, atom.role, scheme, Error(), (Failure(atom.stored, problem),))
+    equal, error = True, Error()
+    for start, stop in theirs.chunks():
+        if scheme == KEEP:
+            equal = equal and atom.dtype == origin.dtype and _same_bytes(ours, theirs, start, stop)
+        else:
+            error += _chunk_error(ours, theirs, start, stop, scheme)
+        ours.release(start, stop)
+        theirs.release(start, stop)
+    failures: tuple[Failure, ...] = ()
+    if not equal or error.outside:
+        failures = (Failure(atom.stored, diagnose(artifact, source, name)),)
+    ours.close()
+    theirs.close()
+    return Compared(name, atom.stored, atom.role, scheme, error, failures)
+
+
+def _same_bytes(ours: Value, theirs: Value, start: int, stop: int) -> bool:
+    import torch
+
+    left, right = (v.rows(start, stop).contiguous().view(torch.uint8) for v in (ours, theirs))
+    return torch.equal(left, right)
+
+
+def _chunk_error(ours: Value, theirs: Value, start: int, stop: int, scheme: str) -> Error:
+    """Measure the artifact's own codes and scales against the source's rows."""
+    assert ours.scale is not None, "a quantised atom has a scale"
+    codes, scale, w = ours.data[start:stop], ours.scale[start:stop], theirs.rows(start, stop)
+    if scheme == "fp8-channel" or (scheme == "fp8-block" and _on_edges(ours)):
+        known = get_scheme(scheme)
+        suffix = known.stored(tuple(codes.shape))[1].suffix
+        return known.compare(w, {"": codes, suffix: scale[:: known.row_multiple]})
+    steps = scale.repeat_interleave(BLOCK, 1)[:, : codes.shape[1]] if scale.shape[1] > 1 else scale
+    return measure(w, codes.float() * steps, scale=steps, codes=codes)
+
+
+def _on_edges(value: Value) -> bool:
+    """Whether the atom begins on a block's edge of the stored tensor."""
+    assert value.scale is not None, "only a quantised atom has blocks"
+    first = value.scale[:BLOCK]
+    return bool((first == first[:1]).all())
+
+
+def diagnose(artifact: Checkpoint, source: Checkpoint, name: str) -> str:
+    """Say what is wrong with an atom whose values are not the source's."""
+    ours = open_value(artifact, artifact.layout.atoms[name]).all().float()
+    theirs = open_value(source, source.layout.atoms[name]).all()
+    if artifact.layout.atoms[name].dtype != source.layout.atoms[name].dtype:
+        was, now = source.layout.atoms[name].dtype, artifact.layout.atoms[name].dtype
+        return f"is {now}, but the source has {was}"
+    found = _as_transposed(ours, theirs) or _as_shifted(ours, theirs)
+    found = found or _as_sibling(ours, source, name) or _as_reordered(ours, theirs)
+    return found or f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    """Return the relative RMS distance of two tensors of one shape."""
+    theirs = theirs.float()
+    norm = float(theirs.norm())
+    return float((ours - theirs).norm()) / norm if norm else float(ours.norm())
+
+
+def _as_transposed(ours: Tensor, theirs: Tensor) -> str | None:
+    square = ours.dim() == 2 and ours.shape[0] == ours.shape[1]
+    same = square and relative(ours.T, theirs) < SAME
+    return "holds the transpose of the source" if same else None
+
+
+def _as_shifted(ours: Tensor, theirs: Tensor) -> str | None:
+    if ours.dim() != 1:
+        return None
+    for shift in (1, -1):
+        if relative(ours - shift, theirs) < 0.02:
+            return f"is the source shifted by {shift:+d}: a norm's 1 + w counted twice or lost"
+    return None
+
+
+def _as_sibling(ours: Tensor, source: Checkpoint, name: str) -> str | None:
+    """Look for another tensor of the same layer with these values: a swap."""
+    layer = name.rsplit(".", 2)[0] if ".experts." in name else ".".join(name.split(".")[:2])
+    shape = tuple(ours.shape)
+    for other, atom in source.layout.atoms.items():
+        near = other != name and other.startswith(layer + ".") and atom.shape == shape
+        if near and relative(ours, open_value(source, atom).all()) < SAME:
+            return f"holds the values of {other}"
+    return None
+
+
+def _as_reordered(ours: Tensor, theirs: Tensor) -> str | None:
+    """Rows of the same lengths in another order: heads tiled, or a wrong split."""
+    if ours.dim() < 2 or relative(ours, theirs) < SAME:
+        return None
+    left, right = (t.float().flatten(1).norm(dim=1).sort().values for t in (ours, theirs))
+    same = relative(left, right) < 0.01
+    return "holds the source's rows in another order (heads?)" if same else None

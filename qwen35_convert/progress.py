@@ -1,0 +1,22 @@
+"""Progress on standard error, where it does not mix with results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+
+@contextmanager
+def rows_bar(total: int, what: str) -> Iterator[Callable[[], object]]:
+    """Show a bar of `total` steps on stderr; yield what advances it by one."""
+    with tqdm(total=total, desc=what, unit="tensor", file=sys.stderr, disable=None) as bar:
+        yield lambda: bar.update()
+
+
+@contextmanager
+def quiet() -> Iterator[Callable[[], object]]:
+    """Yield what advances no bar."""
+    yield lambda: None

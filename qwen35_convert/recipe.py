@@ -1,0 +1,237 @@
+"""What the user asked for: a recipe, read from YAML, every default resolved, unknown keys refused.
+
+A recipe is a bundled name (`fp8-block`) or a file. Flags override it by dotted key
+(`--set quantize.scale=float32`). Values are plain YAML without tags, anchors or aliases.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+MAX_RECIPE_BYTES = 64 << 10
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+         "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
+
+
+class RecipeError(ValueError):
+    """The recipe or a flag asks for something that does not exist or cannot be."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Rule(_Part):
+    """One line of `quantize.rules`: a glob over our names and the scheme its tensors get."""
+
+    match: str
+    scheme: str
+
+
+class Quantize(_Part):
+    """Which scheme, which scale type, which exceptions."""
+
+    scheme: str = "fp8-block"
+    scale: Literal["pow2", "float32", "bfloat16"] = "pow2"
+    rules: tuple[Rule, ...] = ()
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class Export(_Part):
+    """How the artifact is stored."""
+
+    format: Literal["safetensors"] = "safetensors"
+    max_shard_size: int = Field(default=5 * 10**9, gt=0)
+
+    @field_validator("max_shard_size", mode="before")
+    @classmethod
+    def _bytes(cls, value: object) -> object:
+        return parse_size(value) if isinstance(value, str) else value
+
+
+class Verify(_Part):
+    """How the artifact is proven."""
+
+    level: Literal["structure", "tensors"] = "tensors"
+
+
+class Recipe(_Part):
+    """A whole recipe; see the files in `recipes/`."""
+
+    name: str = "custom"
+    layout: Literal["text", "hub", "same"] = "text"
+    experts: Literal["split", "fused", "same"] = "split"
+    mtp: Literal["keep", "drop"] = "keep"
+    vision: Literal["keep", "drop"] = "drop"
+    quantize: Quantize = Quantize()
+    export: Export = Export()
+    verify: Verify = Verify()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vision_follows_layout(cls, values: object) -> object:
+        if isinstance(values, dict) and "vision" not in values:
+            kept = values.get("layout", "text") != "text"
+            return values | {"vision": "keep" if kept else "drop"}
+        return values
+
+    @model_validator(mode="after")
+    def _vision_fits_layout(self) -> Recipe:
+        if self.layout == "text" and self.vision == "keep":
+            raise ValueError("vision is keep, but layout text has no vision: use layout hub")
+        if self.layout == "hub" and self.vision == "drop":
+            raise ValueError("vision is drop, but layout hub names vision: use layout text")
+        return self
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in `5GB`, `500 MB`, `1GiB` or a plain number. ValueError if it is none."""
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if not found or found[2].upper() not in UNITS:
+        raise ValueError(f"{text!r} is no size, expected for example 5GB or 500MB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """SafeLoader that takes no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key, count in Counter(keys).items() if count > 1), None)
+        if twice is not None:
+            raise RecipeError(f"key {twice!r} stands twice")
+        return super().construct_mapping(node, deep)
+
+
+# Without aliases no short file can grow without bound.
+NOT_PLAIN = {
+    yaml.TagToken: "a tag: write the plain value",
+    yaml.AnchorToken: "an anchor: write the value out",
+    yaml.AliasToken: "an alias: write the value out, or quote it if it is a glob",
+}
+
+
+def _load_yaml(text: str, where: str) -> object:
+    try:
+        for token in yaml.scan(text, Loader=_PlainLoader):
+            if type(token) in NOT_PLAIN:
+                raise RecipeError(f"it has {NOT_PLAIN[type(token)]}")
+        return yaml.load(text, Loader=_PlainLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = str(error).replace("\n", "\n  ")
+        raise RecipeError(f"{where} is not a recipe: {reason}") from None
+
+
+def recipe_folder() -> Path:
+    """Return where the bundled recipes are: inside the wheel, or at the checkout's root."""
+    inside = Path(__file__).parent / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
+
+
+def bundled_recipes() -> list[str]:
+    """Return the names of the bundled recipes."""
+    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
+
+
+def headline(name: str) -> str:
+    """Return the first comment line of a bundled recipe: what it is for."""
+    first = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.removeprefix("# ")
+
+
+def find_recipe(name: str) -> Path:
+    """Return the path of a bundled recipe or of a file. RecipeError names the nearest."""
+    if name in bundled_recipes():
+        return recipe_folder() / f"{name}.yaml"
+    path = Path(name)
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(name, bundled_recipes(), 1)
+    raise RecipeError(
+        f"recipe {name!r} is neither bundled nor a file"
+        + (f", did you mean {near[0]!r}?" if near else "")
+        + f"\n  known {', '.join(bundled_recipes())}"
+    )
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `KEY=VALUE` overrides. RecipeError says what is wrong where."""
+    path = find_recipe(name)
+    if path.stat().st_size > MAX_RECIPE_BYTES:
+        raise RecipeError(f"{path.name} has {path.stat().st_size} bytes, over {MAX_RECIPE_BYTES}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path.name} cannot be read as UTF-8: {error}") from None
+    values = _load_yaml(text, path.name)
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path.name} holds {type(values).__name__}, expected keys and values")
+    return build_recipe({"name": path.stem} | values, overrides)
+
+
+def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """Resolve a recipe given as plain values."""
+    resolved = copy.deepcopy(dict(values))
+    for override in overrides:
+        _override(resolved, override)
+    try:
+        return Recipe.model_validate(resolved)
+    except ValidationError as error:
+        raise RecipeError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"--set {override!r}, expected KEY=VALUE")
+    *path, last = key.split(".")
+    part = values
+    for segment in path:
+        part = part.setdefault(segment, {})
+        if not isinstance(part, dict):
+            raise RecipeError(f"--set {override!r}: {segment} is a value, not a section")
+    part[last] = _load_yaml(text, f"--set {key}")
+
+
+def _explain(error: ErrorDetails) -> str:
+    where = [str(part) for part in error["loc"]]
+    if error["type"] != "extra_forbidden":
+        reason = error["msg"].removeprefix("Value error, ")
+        got = "" if isinstance(error["input"], dict) else f" (got {error['input']!r})"
+        return ": ".join(["recipe", *([".".join(where)] if where else []), reason]) + got
+    known = _known_keys(where[:-1])
+    near = difflib.get_close_matches(where[-1], known, 1)
+    hint = f", did you mean {near[0]!r}?" if near else f", expected one of {', '.join(known)}"
+    return f"recipe: there is no key {'.'.join(where)!r}{hint}"
+
+
+def _known_keys(path: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for segment in path:
+        if not segment.isdigit():
+            kind = model.model_fields[segment].annotation
+            model = Rule if segment == "rules" else cast("type[BaseModel]", kind)
+    return list(model.model_fields)

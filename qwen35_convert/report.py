@@ -1,0 +1,144 @@
+"""What people read: plans, inspections, verification reports, as plain text of stable width."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quant.scheme import KEEP
+from qwen35_convert.receipt import dump_json
+
+if TYPE_CHECKING:
+    from qwen35_convert.api import Conversion
+    from qwen35_convert.inspection import Inspection
+    from qwen35_convert.plan import Plan
+    from qwen35_convert.verify import Report
+
+MAX_LISTED = 20
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on stdout."""
+    sys.stdout.write(dump_json(value).decode())
+
+
+def print_notes(plan: Plan) -> None:
+    """Print what was noticed while planning, on stderr."""
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def size_text(nbytes: int) -> str:
+    """Return bytes in the unit that reads best: 1.35 GB."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if nbytes >= 10**power:
+            return f"{nbytes / 10**power:.2f} {unit}"
+    return f"{nbytes} B"
+
+
+@dataclass
+class _Line:
+    tensors: int = 0
+    after: int = 0
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the plan as a table by role, with what is kept and why."""
+    lines = [f"{'role':<20}{'tensors':>8}  {'from':<6} {'to':<12}{'bytes':>12}  why"]
+    for (role, dtype, scheme, reason), line in _by_role(plan).items():
+        to = dtype.lower() if scheme == KEEP else scheme
+        lines.append(
+            f"{role:<20}{line.tensors:>8}  {dtype.lower():<6} {to:<12}"
+            f"{size_text(line.after):>12}  {reason}"
+        )
+    lines += [f"dropped: {count} tensors of {group}" for group, count in plan.dropped.items()]
+    lines += [f"note: {note}" for note in plan.notes]
+    files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
+    lines.append(f"{len(plan.tensors)} tensors, {size_text(plan.nbytes)} in {files}")
+    return "\n".join([*lines, "Nothing was read but headers; nothing was written."])
+
+
+def _by_role(plan: Plan) -> dict[tuple[str, str, str, str], _Line]:
+    table: dict[tuple[str, str, str, str], _Line] = defaultdict(_Line)
+    for row in plan.rows:
+        line = table[row.atom.role, row.atom.dtype, row.scheme, row.reason]
+        line.tensors += 1
+        line.after += sum(output.nbytes for output in row.outputs)
+    return table
+
+
+def plan_as_dict(plan: Plan) -> dict[str, Any]:
+    """Return the plan row by row, as `--plan --json` prints it."""
+    return {
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "files": {shard.name: shard.nbytes for shard in plan.shards},
+        "rows": [
+            {
+                "name": row.atom.name, "role": row.atom.role, "source": row.atom.stored,
+                "dtype": row.atom.dtype, "shape": list(row.atom.shape), "scheme": row.scheme,
+                "reason": row.reason, "outputs": [output.name for output in row.outputs],
+            }
+            for row in plan.rows
+        ],
+        "dropped": plan.dropped,
+        "notes": list(plan.notes),
+    }  # fmt: skip
+
+
+def print_conversion(done: Conversion) -> None:
+    """Print where the artifact is and how it was proven."""
+    tensors, size = len(done.plan.tensors), size_text(done.plan.nbytes)
+    print(f"{done.out}: {tensors} tensors, {size}, recipe {done.plan.recipe.name}")
+    if done.report:
+        print_report(done.report)
+
+
+def print_report(report: Report) -> None:
+    """Print a verification report: schemes, then what is wrong."""
+    structure = report.structure
+    print(
+        f"structure   {structure['layout']} layout, {structure['tensors']} tensors, "
+        f"{size_text(structure['bytes'])}, MTP layers {structure['mtp_layers']}"
+    )
+    for scheme, line in report.schemes.items():
+        print(f"{scheme:<12}{_scheme_text(scheme, line)}")
+    for failure in report.failures[:MAX_LISTED]:
+        print(f"FAILED      {failure.tensor}\n            {failure.problem}")
+    if len(report.failures) > MAX_LISTED:
+        print(f"            and {len(report.failures) - MAX_LISTED} more (--json lists them)")
+    print(f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
+          + ("" if report.against else ", without a source to compare with"))  # fmt: skip
+
+
+def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
+    if scheme == KEEP:
+        return f"{line['tensors']} tensors, compared byte for byte"
+    return (
+        f"{line['tensors']} tensors, relative RMS error {line['relative_rms']:.4%}, "
+        f"cosine {line['cosine']:.6f}, largest {line['max_abs']:.3g}, "
+        f"saturated {line['saturated']}, lost to zero {line['zeros']}"
+    )
+
+
+def print_inspection(found: Inspection, *, tensors: bool) -> None:
+    """Print what a checkpoint is."""
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items())
+    experts = f" ({found.mtp['experts']} experts)" if found.mtp["experts"] else ""
+    print(f"layout      {found.layout}, {found.kind}, {found.quantization or 'not quantised'}")
+    print(f"tensors     {found.tensors} ({dtypes})")
+    print(f"parameters  {found.parameters:,} in {size_text(found.bytes)}")
+    print(f"mtp         {found.mtp['layers']} layers{experts}")
+    print(f"vision      {'yes' if found.vision else 'no'}")
+    for key, value in found.config.items():
+        print(f"config      {key} {value}")
+    for key, value in found.serving.items():
+        print(f"serving     {key} {value}")
+    for note in found.notes:
+        print(f"note        {note}")
+    for problem in found.problems:
+        print(f"PROBLEM     {problem['tensor']} {problem['problem']}\n  fix       {problem['remedy']}")
+    if tensors:
+        for info in found.tensor_list:
+            print(f"{info.dtype:<9}{list(info.shape)!s:<24}{info.name}")

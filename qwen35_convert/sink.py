@@ -1,0 +1,173 @@
+"""The output, written aside: every size and offset is fixed before the first byte.
+
+Everything goes to a hidden folder beside OUT; `commit` makes it durable (fsync of each file and of
+the folders) and renames it, so OUT is complete or it is not there. The folder is locked while a
+conversion runs, keeps the journal, and stays after an interruption for the next run to resume.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwen35_convert.plan import Shard
+
+PARTIAL_SUFFIX = ".qwen35-partial"
+LOCK, JOURNAL = "lock", "journal"
+OWN = (LOCK, JOURNAL)
+
+
+class OutputError(ValueError):
+    """OUT cannot be written, or must not be."""
+
+
+def partial_of(out: Path) -> Path:
+    """Return the folder where OUT is built."""
+    return out.with_name(f".{out.name}{PARTIAL_SUFFIX}")
+
+
+def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
+    """Refuse an OUT that would harm something: the source, or what stands there already."""
+    place, origin = out.resolve(), source.resolve()
+    if place == origin or origin in place.parents or place in origin.parents:
+        raise OutputError(f"{out} and the source {source} contain each other\n"
+                          "  fix   choose an OUT beside the source")  # fmt: skip
+    if not out.parent.is_dir():
+        raise OutputError(f"{out.parent} does not exist, expected the folder that OUT goes into")
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise OutputError(f"{out} is a file, expected a folder or nothing")
+    if not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise OutputError(f"{out} exists and is not empty\n"
+                          "  fix   name another OUT, or add --overwrite")  # fmt: skip
+    if not (out / "config.json").is_file() and not any(out.glob("*.safetensors")):
+        raise OutputError(f"{out} does not hold a model, so --overwrite does not replace it\n"
+                          "  fix   name another OUT")  # fmt: skip
+
+
+class FolderSink:
+    """A folder of safetensors under construction."""
+
+    def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
+        self.out, self.work = out, partial_of(out)
+        self._shards = shards
+        self._places = {
+            info.name: (shard.name, offset)
+            for shard in shards
+            for info, offset in zip(shard.infos, shard.offsets, strict=True)
+        }
+        self._files: dict[str, int] = {}
+        self._lock = -1
+
+    def open(self) -> None:
+        """Create or take up the folder, lock it. OutputError if another conversion holds it."""
+        try:
+            self.work.mkdir(exist_ok=True)
+            self._lock = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise OutputError(f"{self.out} is being written by another conversion") from None
+        except OSError as error:
+            self.close()
+            raise OutputError(f"{self.out} cannot be written: {error.strerror}") from None
+
+    def create(self) -> None:
+        """Reserve every file at its full size with its header. Refuses when the disk is short."""
+        needed = sum(shard.nbytes for shard in self._shards)
+        free = shutil.disk_usage(self.work).free
+        present = sum(p.stat().st_blocks * 512 for p in self.work.glob("*.safetensors"))
+        if needed > free + present:
+            raise OutputError(
+                f"{self.out} needs {needed} bytes, but the disk has {free + present} free"
+            )
+        for shard in self._shards:
+            file = os.open(self.work / shard.name, os.O_RDWR | os.O_CREAT, 0o666)
+            self._files[shard.name] = file
+            os.ftruncate(file, shard.nbytes)
+            _reserve(file, shard.nbytes, self.out)
+            _write_all(file, memoryview(shard.header), 0)
+
+    def write(self, name: str, offset: int, data: memoryview) -> None:
+        """Put `data` at byte `offset` of tensor `name`; safe from any thread."""
+        shard, start = self._places[name]
+        try:
+            _write_all(self._files[shard], data, start + offset)
+        except OSError as error:
+            raise OutputError(f"{self.out}: writing {shard} failed: {error.strerror}") from None
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        for file in self._files.values():
+            os.fdatasync(file)
+
+    def add_file(self, name: str, content: bytes) -> None:
+        """Write a whole side file durably."""
+        file = os.open(self.work / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            _write_all(file, memoryview(content), 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def commit(self) -> None:
+        """Make everything durable and give it its final name."""
+        self.sync()
+        for file in OWN:
+            (self.work / file).unlink(missing_ok=True)
+        _sync_folder(self.work)
+        _replace(self.work, self.out)
+        self.close()
+
+    def discard(self) -> None:
+        """Remove everything that was written."""
+        self.close()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close all files; what was written stays for a later run."""
+        for file in (*self._files.values(), *([self._lock] if self._lock >= 0 else [])):
+            os.close(file)
+        self._files, self._lock = {}, -1
+
+
+def _reserve(file: int, nbytes: int, out: Path) -> None:
+    """Allocate the blocks now, so that a full disk is an error before the work."""
+    try:
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+            return
+        raise OutputError(f"{out}: {nbytes} bytes cannot be reserved: {error.strerror}") from None
+
+
+def _write_all(file: int, data: memoryview, offset: int) -> None:
+    while data.nbytes:
+        written = os.pwrite(file, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _replace(work: Path, out: Path) -> None:
+    """Rename `work` to `out`; an old `out` is moved aside first and removed last."""
+    old = out.with_name(f".{out.name}.qwen35-old")
+    if out.is_dir() and any(out.iterdir()):
+        shutil.rmtree(old, ignore_errors=True)
+        out.rename(old)
+    work.rename(out)
+    _sync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""Proof of an artifact: reopen what was written, census it, compare it with its source by value.
+
+    structure   headers and config alone
+    tensors     also every byte: scales, codes, hashes of the receipt; against the source if given
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from formats.checkpoint import Checkpoint, open_checkpoint
+from quant.measure import Error
+from quant.scheme import KEEP
+from qwen35_convert.census import Failure, scheme_of, structure_failures
+from qwen35_convert.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.receipt import RECEIPT, sha256_file
+from runtime.values import open_value
+
+LEVELS = ("structure", "tensors")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verification found. `passed` is false if anything at all is wrong."""
+
+    level: str
+    structure: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    schemes: dict[str, dict[str, Any]]
+    failures: list[Failure]
+    against: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.failures
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as `verify --json` prints it."""
+        return {
+            "passed": self.passed,
+            "level": self.level,
+            "against": self.against,
+            "structure": self.structure,
+            "schemes": self.schemes,
+            "tensors": self.tensors,
+            "failures": [{"tensor": f.tensor, "problem": f.problem} for f in self.failures],
+        }
+
+
+def verify(
+    artifact: Path, source: Checkpoint | Path | None = None, *,
+    level: str = "tensors", workers: int = 1, progress: Progress = lambda _: None,
+) -> Report:  # fmt: skip
+    """Verify an artifact, against its source if that is given.
+
+    FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
+    """
+    opened = open_checkpoint(artifact)
+    origin = open_checkpoint(source) if isinstance(source, Path) else source
+    failures = structure_failures(opened)
+    compared: list[Compared] = []
+    if level == "tensors":
+        failures += _receipt_failures(opened, workers)
+        failures += _scale_failures(opened)
+        if origin:
+            failures += missing_atoms(opened, origin)
+            compared = _compare_all(opened, origin, workers, progress)
+            failures += [failure for atom in compared for failure in atom.failures]
+    return Report(
+        level=level, structure=_structure(opened), tensors=[_line(c) for c in compared],
+        schemes=_by_scheme(compared), failures=failures,
+        against=str(origin.folder) if origin else None,
+    )  # fmt: skip
+
+
+def _compare_all(
+    artifact: Checkpoint, source: Checkpoint, workers: int, progress: Progress
+) -> list[Compared]:
+    import torch
+
+    torch.set_num_threads(1)
+    names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
+
+    def one(name: str) -> Compared:
+        result = compare_atom(artifact, source, name)
+        progress(name)
+        return result
+
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        return list(pool.map(one, names))
+
+
+def _structure(artifact: Checkpoint) -> dict[str, Any]:
+    atoms = artifact.layout.atoms.values()
+    return {
+        "layout": artifact.layout.kind,
+        "tensors": len(artifact.where),
+        "bytes": sum(info.nbytes for info in artifact.infos().values()),
+        "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
+        "schemes": dict(Counter(scheme_of(artifact, atom) for atom in atoms)),
+        "mtp_layers": artifact.layout.form.mtp_layers,
+        "tied": artifact.layout.tied,
+    }
+
+
+def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
+    """Compare every file with the hash its receipt gives."""
+    path = artifact.folder / RECEIPT
+    if not path.is_file():
+        return
+    listed = json.loads(path.read_bytes())["output"]["files"]
+    present = {name: artifact.folder / name for name in listed if (artifact.folder / name).is_file()}
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        hashes = dict(zip(present, pool.map(sha256_file, present.values()), strict=True))
+    for name, said in listed.items():
+        if name not in hashes:
+            yield Failure(name, "is in the receipt, but is not there")
+        elif hashes[name] != said["sha256"]:
+            yield Failure(name, "is not the file that the receipt describes (SHA-256 differs)")
+
+
+def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
+    """Judge scales and codes alone: finite, positive, no NaN code, no lost rows."""
+    import torch
+
+    for atom in artifact.layout.atoms.values():
+        if atom.scale is None:
+            continue
+        value = open_value(artifact, atom)
+        assert value.scale is not None, "an atom with a scale tensor has a scale"
+        bad = int((~(torch.isfinite(value.scale) & (value.scale > 0))).sum())
+        if bad:
+            yield Failure(atom.scale, f"has {bad} scales that are not finite and positive")
+        nan = sum(
+            int((value.data[a:b].view(torch.uint8) & 0x7F == 0x7F).sum()) for a, b in value.chunks()
+        )
+        if nan:
+            yield Failure(atom.stored, f"has {nan} codes that are NaN")
+        value.release(0, value.data.shape[0])
+
+
+def _line(compared: Compared) -> dict[str, Any]:
+    line = {
+        "name": compared.name, "stored": compared.stored, "role": compared.role,
+        "scheme": compared.scheme,
+    }  # fmt: skip
+    if compared.scheme == KEEP:
+        return line | {"identical": not compared.failures}
+    return line | compared.error.as_dict()
+
+
+def _by_scheme(compared: list[Compared]) -> dict[str, dict[str, Any]]:
+    sums: dict[str, Error] = {}
+    counts: Counter[str] = Counter()
+    for atom in compared:
+        counts[atom.scheme] += 1
+        sums[atom.scheme] = sums.get(atom.scheme, Error()) + atom.error
+    return {
+        scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if scheme != KEEP else {})
+        for scheme in sorted(sums)
+    }

@@ -1,0 +1,59 @@
+"""Shared by all tests: poison for torch.empty, golden files, one CPU thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+
+import torch
+
+# Without a GPU, Triton's kernels are defined for its interpreter; transformers imports triton too,
+# so the variable must be there first.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from hypothesis import settings
+
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci")
+
+NANO = Path(__file__).parent / "data" / "nano-dense"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_empty():
+    """Fill torch.empty with NaN, so that an output nobody wrote is seen."""
+    torch.set_num_threads(1)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """Compare text with tests/golden/NAME; `pytest --update-golden` rewrites it."""
+
+    def check(name: str, text: str) -> None:
+        path = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{name} changed; review with --update-golden"
+
+    return check
+
+
+@pytest.fixture
+def nano() -> Path:
+    """The bundled trained model."""
+    return NANO

@@ -1,0 +1,150 @@
+"""Schemes: what they announce is what they write, and what they refuse is said why."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+
+from quant import fp8, fp8_cpu
+from quant.measure import Error
+from quant.scheme import SCHEMES, QuantError, Stored, get_scheme
+
+TORCH_TYPES = {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def random_weight(n, k, seed=0):
+    return torch.randn(n, k, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.mark.parametrize("scale", ["pow2", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("shape", [(256, 384), (130, 131), (1, 1)])
+def test_what_is_announced_is_written(name, scale, shape):
+    scheme = get_scheme(name, scale)
+    written = scheme.encode(random_weight(*shape))
+    announced = {stored.suffix: stored for stored in scheme.stored(shape)}
+    assert list(written) == list(announced)
+    assert next(iter(announced)) == ""
+    for suffix, tensor in written.items():
+        assert tensor.shape == announced[suffix].shape
+        assert tensor.dtype == TORCH_TYPES[announced[suffix].dtype]
+
+
+def test_names_types_and_grids_are_those_of_the_official_files():
+    assert get_scheme("fp8-block").stored((256, 130, 300)) == (
+        Stored("", "F8_E4M3", (256, 130, 300)),
+        Stored("_scale_inv", "BF16", (256, 2, 3)),
+    )
+    assert get_scheme("fp8-channel", "float32").stored((256, 130, 300)) == (
+        Stored("", "F8_E4M3", (256, 130, 300)),
+        Stored("_scale", "F32", (256, 130, 1)),
+    )
+
+
+def test_only_the_scales_of_blocks_change_their_name():
+    for name in SCHEMES:
+        assert get_scheme(name, scale_suffix="_scale").stored((128, 128))[1].suffix == "_scale"
+    assert (
+        get_scheme("fp8-channel", scale_suffix="_scale_inv").stored((16, 16))[1].suffix == "_scale"
+    )
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_rows_may_be_encoded_in_ranges(name):
+    scheme, w = get_scheme(name), random_weight(300, 200)
+    cuts = [0, scheme.row_multiple, 2 * scheme.row_multiple, 300]
+    parts = [scheme.encode(w[a:b]) for a, b in pairwise(cuts)]
+    for suffix, tensor in scheme.encode(w).items():
+        joined = torch.cat([part[suffix] for part in parts])
+        assert torch.equal(joined.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_error_of_encoding_is_that_of_reading_back(name):
+    scheme, w = get_scheme(name), random_weight(256, 200)
+    error = Error(count=7)
+    stored = scheme.encode(w, error)
+    assert error == Error(count=7) + scheme.compare(w, stored)
+    assert 0.02 < error.relative_rms < 2.0**-4
+    decoded = scheme.decode(stored)
+    assert decoded.dtype == torch.float32
+    assert error.max_abs == (w.float() - decoded).abs().max()
+
+
+@pytest.mark.parametrize("arithmetic", [fp8, fp8_cpu])
+def test_codes_go_into_the_memory_that_is_given(arithmetic):
+    w, out = random_weight(130, 70), torch.empty(130, 70, dtype=torch.float8_e4m3fn)
+    codes, _ = arithmetic.quantize(w, (128, 128), "pow2", out)
+    assert codes.data_ptr() == out.data_ptr()
+    assert torch.equal(out.float(), fp8.quantize(w, (128, 128), "pow2")[0].float())
+
+
+def test_stacks_of_experts_are_decoded_and_compared():
+    scheme, w = get_scheme("fp8-block"), random_weight(256, 200)
+    stored = scheme.encode(w)
+    stacked = {suffix: tensor.view(2, -1, tensor.shape[1]) for suffix, tensor in stored.items()}
+    assert torch.equal(scheme.decode(stacked).view(256, 200), scheme.decode(stored))
+    assert scheme.compare(w.view(2, 128, 200), stacked).count == w.numel()
+
+
+def test_on_another_device_the_definition_is_taken():
+    shape = torch.empty(256, 256, device="meta", dtype=torch.float8_e4m3fn)
+    decoded = get_scheme("fp8-block").decode(
+        {"": shape, "_scale_inv": torch.empty(2, 2, device="meta")}
+    )
+    assert decoded.device.type == "meta"
+    assert decoded.dtype == fp8.dequantize_block(shape, torch.empty(2, 2, device="meta")).dtype
+
+
+BLOCKS_NEED = "128x128 blocks need rows and columns divisible by 128, it has "
+KERNELS_NEED = "FP8 kernels need rows and columns divisible by 16, it has "
+MATRIX = "FP8 needs a matrix or a stack of them, its shape is "
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "phrase"),
+    [
+        ("fp8-block", (256, 512, 128), None),
+        ("fp8-channel", (16, 48), None),
+        ("fp8-block", (160, 128), BLOCKS_NEED + "160 rows"),
+        ("fp8-block", (128, 64), BLOCKS_NEED + "64 columns"),
+        ("fp8-channel", (8, 24), KERNELS_NEED + "8 rows and 24 columns"),
+        ("fp8-block", (128,), MATRIX + "[128]"),
+        ("fp8-channel", (128, 1, 4, 1), MATRIX + "[128, 1, 4, 1]"),
+    ],
+)
+def test_shapes_that_no_loader_takes_are_refused_in_words(name, shape, phrase):
+    assert get_scheme(name).refuses(shape) == phrase
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fp8-blok",), "scheme 'fp8-blok' is not known,\n  expected fp8-block"),
+        (("int4",), "scheme 'int4' is not known,\n  expected fp8-block or fp8-channel or keep"),
+        (("fp8-block", "pow3"), "scale 'pow3' is not known,\n  expected pow2"),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(arguments, message):
+    with pytest.raises(QuantError) as refusal:
+        get_scheme(*arguments)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_weight_with_a_nan_is_refused(name):
+    w = random_weight(64, 64)
+    w[5, 6] = float("nan")
+    with pytest.raises(QuantError, match=r"1 of 4096 weights .* first at \[5, 6\]"):
+        get_scheme(name).encode(w)
+
+
+def test_planning_imports_neither_torch_nor_numba():
+    code = (
+        "import sys, quant.policy, quant.measure\n"
+        "quant.policy.get_scheme('fp8-block').refuses((1, 2))\n"
+        "sys.exit(bool({'torch', 'numba'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
