@@ -11,7 +11,10 @@ export OMP_NUM_THREADS ?= 1
 	touch $@
 
 demo: .venv/ready
+	mkdir -p out
 	$(BIN)/qwen35 convert tests/data/nano-dense -o out/nano-fp8 --recipe fp8-block --overwrite
+	$(BIN)/qwen35 verify out/nano-fp8 --against tests/data/nano-dense --level logits
+	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m 'not gpu and not hub and not big'

@@ -1,12 +1,19 @@
-"""How fast is `qwen35 convert` on a CPU, beside `cp` + fsync and a plain torch loop?
+"""Time `qwen35 convert` on a CPU, beside `cp` + fsync and a plain torch loop.
 
-    python benchmarks/convert.py [--gigabytes 3] [--keep FOLDER]
+    python benchmarks/convert.py [--cases dense moe fused] [--repeat 3] [--folder FOLDER]
 
-Checkpoints of real shapes are generated: `dense` (0.8B), `moe` (fused experts of 35B-A3B) and
-`fused` (one expert tensor [256, 1024, 2048], 1 GiB). Each is converted first with verification,
-which must pass; then everything is timed in one run, as whole processes, with a warm page cache.
-`core_s` is user + system time; `start_core_s` is that of a process that only plans, and the rate is
-given with and without it. One JSON line for each goes to benchmarks/results/convert.jsonl.
+Checkpoints of real shapes are generated: `dense` (0.8B), `moe` (fused experts of 35B-A3B, two
+layers) and `fused` (one layer: the single tensor [256, 1024, 2048] has 1 GiB). Each is converted
+first with verification, which must pass. Then, in turn and as whole processes with a warm page
+cache: our conversion, `cp` + fsync, and a loop of eager torch.
+
+    core_s              user + system seconds of the process
+    start_core_s        of a process that imports everything and converts nothing
+    hash_core_s         of the two SHA-256 passes that the receipt asks for, over input and output
+    gb_per_core_s       BF16 read per core second, all included
+    gb_per_core_s_net   without start and hashes: reading, quantising, writing
+
+Medians of `--repeat` runs; one JSON line for each tool goes to benchmarks/results/convert.jsonl.
 """
 
 from __future__ import annotations
@@ -15,23 +22,19 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
+if TYPE_CHECKING:
+    import torch
 
-from formats.config import read_config
-from formats.names import HUB, place
-from formats.qwen35 import Form, family
-from qwen35_convert.receipt import version
-
+# Nothing heavy is imported here: a child's peak memory starts at that of its parent.
 RESULTS = Path(__file__).parent / "results" / "convert.jsonl"
 ROOT = Path(__file__).parent.parent
 COMMON = {
@@ -52,14 +55,23 @@ MOE = {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
     "tie_word_embeddings": False,
 }  # fmt: skip
-CASES = {
-    "dense": (COMMON | DENSE, Form(vision=False, head=False)),
-    "moe": (COMMON | MOE | {"mtp_num_hidden_layers": 0}, Form(vision=False, mtp_layers=0)),
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dense": (COMMON | DENSE, {"vision": False, "head": False}),
+    "moe": (COMMON | MOE | {"mtp_num_hidden_layers": 0}, {"vision": False, "mtp_layers": 0}),
     "fused": (
         COMMON | MOE | {"mtp_num_hidden_layers": 0, "num_hidden_layers": 1, "vocab_size": 256},
-        Form(vision=False, mtp_layers=0),
+        {"vision": False, "mtp_layers": 0},
     ),
 }
+START = "import quant.fp8_cpu, qwen35_convert.api"
+HASH = """
+import sys
+from pathlib import Path
+from qwen35_convert.receipt import sha256_file
+for folder in sys.argv[1:]:
+    for path in Path(folder).iterdir():
+        sha256_file(path)
+"""
 PLAIN_LOOP = """
 import sys, torch
 from pathlib import Path
@@ -81,8 +93,15 @@ for file in sorted(source.glob("*.safetensors")):
 """
 
 
-def generate(folder: Path, config: dict[str, Any], form: Form) -> int:
-    """Write a checkpoint of these sizes with Gaussian weights; return its bytes."""
+def generate(folder: Path, case: str) -> None:
+    """Write a checkpoint of these sizes with Gaussian weights."""
+    import torch
+
+    from formats.config import read_config
+    from formats.names import HUB, place
+    from formats.qwen35 import Form, family
+
+    config, form = CASES[case]
     folder.mkdir()
     name = "Qwen3_5MoeForCausalLM" if "num_experts" in config else "Qwen3_5ForCausalLM"
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [name]}))
@@ -90,32 +109,32 @@ def generate(folder: Path, config: dict[str, Any], form: Form) -> int:
     pool = (torch.randn(1 << 24) * 0.02).to(torch.bfloat16)
     pack: dict[str, torch.Tensor] = {}
     where: dict[str, str] = {}
-    total = size = 0
-    for slot in family(resolved.sizes, resolved.layer_types, form):
+    size = 0
+    for slot in family(resolved.sizes, resolved.layer_types, Form(**form)):
         numel = torch.Size(slot.shape).numel()
         value = pool.repeat(-(-numel // len(pool)))[:numel].reshape(slot.shape)
         pack[place(slot.hub, HUB)] = value.clone()
-        total, size = total + numel * 2, size + numel * 2
+        size += numel * 2
         if size > 1_500_000_000:
             where |= _save(folder, pack)
             pack, size = {}, 0
     where |= _save(folder, pack)
-    index = {"metadata": {"total_size": total}, "weight_map": where}
+    index = {"metadata": {}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return total
 
 
 def _save(folder: Path, pack: dict[str, torch.Tensor]) -> dict[str, str]:
+    from safetensors.torch import save_file
+
     file = f"part-{len(list(folder.glob('*.safetensors')))}.safetensors"
     save_file(pack, folder / file, metadata={"format": "pt"})
     return dict.fromkeys(pack, file)
 
 
-def measure(command: Sequence[str], before: Callable[[], object] = lambda: None) -> dict[str, float]:
+def measure(*command: str) -> dict[str, float]:
     """Run a command; return its wall and core seconds and its peak memory."""
-    before()
     started = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started
     assert status == 0, f"{command[0]} failed"
@@ -126,68 +145,95 @@ def measure(command: Sequence[str], before: Callable[[], object] = lambda: None)
     }
 
 
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def median(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure."""
+    return {key: sorted(run[key] for run in runs)[len(runs) // 2] for key in runs[0]}
+
+
+def bench(case: str, source: Path, repeat: int) -> list[dict[str, Any]]:
+    """Check, then time ours, cp + fsync and the plain loop, in turn."""
+    out, copy, plain = (source.with_name(f"{source.name}-{k}") for k in ("out", "cp", "plain"))
+    convert = (sys.executable, "-m", "qwen35_convert.cli", "convert", str(source), "-o", str(out),
+               "--recipe", "fp8-block")  # fmt: skip
+    subprocess.run(convert, cwd=ROOT, env=ENVIRONMENT, check=True)  # fails unless it verifies
+    start = median([measure(sys.executable, "-c", START) for _ in range(repeat)])
+    hashes = median(
+        [measure(sys.executable, "-c", HASH, str(source), str(out)) for _ in range(repeat)]
+    )
+    commands = {
+        "qwen35": ((*convert, "--no-verify"), out),
+        "cp_fsync": (("sh", "-c", f"cp -r {source} {copy} && sync -f {copy}"), copy),
+        "plain_torch": ((sys.executable, "-c", PLAIN_LOOP, str(source), str(plain)), plain),
+    }
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for _ in range(repeat):
+        for name, (command, written) in commands.items():
+            remove(written)
+            runs[name].append(measure(*command))
+    remove(out, copy, plain)
+    parts = {"start_core_s": start["core_s"], "hash_core_s": hashes["core_s"]}
+    gigabytes = sum(path.stat().st_size for path in source.glob("*.safetensors")) / 1e9
+    return [_line(case, name, gigabytes, found, parts) for name, found in runs.items()]
+
+
 def remove(*paths: Path) -> None:
     """Delete outputs of an earlier run and settle the disk."""
     subprocess.run(["rm", "-rf", *map(str, paths)], check=True)
     os.sync()
 
 
-def bench(case: str, source: Path, nbytes: int, repeat: int) -> list[dict[str, Any]]:
-    """Check, then time ours, cp + fsync and the plain loop, in turn."""
-    out, copy, plain = (source.with_name(f"{source.name}-{kind}") for kind in ("out", "cp", "plain"))
-    cli = [sys.executable, "-m", "qwen35_convert.cli"]
-    convert = [*cli, "convert", str(source), "-o", str(out), "--recipe", "fp8-block"]
-    subprocess.run(convert, cwd=ROOT, check=True)  # with verification: fails if it does not pass
-    start = measure([*convert, "--plan"])
-    commands = {
-        "qwen35": ([*convert, "--no-verify"], out),
-        "cp_fsync": (["sh", "-c", f"cp -r {source} {copy} && sync -f {copy}"], copy),
-        "plain_torch": ([sys.executable, "-c", PLAIN_LOOP, str(source), str(plain)], plain),
-    }
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-    for _ in range(repeat):
-        for name, (command, written) in commands.items():
-            runs[name].append(measure(command, lambda written=written: remove(written)))
-    remove(out, copy, plain)
-    return [_line(case, name, nbytes, found, start) for name, found in runs.items()]
-
-
 def _line(
-    case: str, name: str, nbytes: int, runs: list[dict[str, float]], start: dict[str, float]
+    case: str, name: str, gigabytes: float, runs: list[dict[str, float]], parts: dict[str, float]
 ) -> dict[str, Any]:
-    best = {key: sorted(run[key] for run in runs)[len(runs) // 2] for key in runs[0]}
-    line: dict[str, Any] = {"what": "convert", "case": case, "tool": name, "gb": nbytes / 1e9} | best
-    line["gb_per_core_s"] = round(nbytes / 1e9 / best["core_s"], 3)
+    line: dict[str, Any] = {
+        "what": "convert",
+        "case": case,
+        "tool": name,
+        "gb": round(gigabytes, 3),
+    }
+    line |= median(runs)
+    line["gb_per_core_s"] = round(gigabytes / line["core_s"], 3)
     if name == "qwen35":
-        line["start_core_s"] = start["core_s"]
-        net = best["core_s"] - start["core_s"]
-        line["gb_per_core_s_net"] = round(nbytes / 1e9 / net, 3)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True,
-                            text=True, check=False).stdout.strip()  # fmt: skip
-    cores = len(os.sched_getaffinity(0))
-    return line | {"runs": len(runs), "cores": cores, "machine": platform.machine(),
-                   "versions": {"qwen35": version(), "torch": torch.__version__,
-                                "python": platform.python_version()}, "commit": commit}  # fmt: skip
+        line |= parts
+        net = line["core_s"] - parts["start_core_s"] - parts["hash_core_s"]
+        line["gb_per_core_s_net"] = round(gigabytes / net, 3)
+    versions = {name: metadata.version(name) for name in ("torch", "numba", "safetensors")}
+    return line | {
+        "runs": len(runs), "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(),
+        "load": round(os.getloadavg()[0], 1), "versions": versions, "commit": commit(),
+    }  # fmt: skip
+
+
+def commit() -> str:
+    """Return the commit this ran on, with + if the tree was changed."""
+    said = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    return said.stdout.strip()
 
 
 def main() -> None:
     """Run the cases asked for and append the results."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where to generate (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="where to generate (default: a temporary one)")
+    parser.add_argument("--generate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.generate:
+        generate(options.generate, options.cases[0])
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for case in options.cases:
             source = Path(folder) / case
-            nbytes = generate(source, *CASES[case])
-            for line in bench(case, source, nbytes, options.repeat):
+            measure(sys.executable, __file__, "--generate", str(source), "--cases", case)
+            for line in bench(case, source, options.repeat):
                 print(json.dumps(line))
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(line) + "\n")
             remove(source)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"(this script itself peaked at {peak / 1e3:.0f} MB)", file=sys.stderr)
 
 
 if __name__ == "__main__":

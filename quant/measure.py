@@ -85,6 +85,7 @@ class Error:
             "cosine": _six_digits(self.cosine),
             "saturated": self.saturated,
             "zeros": self.zeros,
+            "zero_rows": self.zero_rows,
         }
 
 

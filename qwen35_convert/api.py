@@ -1,34 +1,35 @@
 """The Python API: what the commands do, with typed arguments and results.
 
-Each function raises a ValueError kin for what a caller can cause: RecipeError (misused), FormatError
-and QuantError and FetchError (input refused), OutputError (output refused), MissingError (this
-machine lacks something).
+Each function raises a ValueError kin for what a caller can cause: RecipeError (misused),
+FormatError, QuantError and FetchError (input refused), OutputError (output refused), MissingError
+(the machine lacks something).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import INDEX, Checkpoint, open_checkpoint
 from formats.tensor import FormatError
-from quant.measure import Error
 from quant.scheme import QuantError
 from qwen35_convert.fetch import Fetched, fetch, parse_repo
+from qwen35_convert.generation import Prompt, generate_text
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
 from qwen35_convert.journal import Journal
+from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck
 from qwen35_convert.plan import Plan, make_plan
 from qwen35_convert.progress import quiet, rows_bar
 from qwen35_convert.receipt import RECEIPT, Origin, describe_files, dump_json, make_receipt
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
-from qwen35_convert.run import run
+from qwen35_convert.run import Effort, run
 from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out
-from qwen35_convert.verify import Report
+from qwen35_convert.verify import Checks, Report
 from qwen35_convert.verify import verify as verify_artifact
 
 DEFAULT_RECIPE, DEQUANTISING_RECIPE = "fp8-block", "bf16-split"
@@ -36,7 +37,7 @@ MAX_DEFAULT_WORKERS = 8
 
 
 class MissingError(ValueError):
-    """This machine lacks what was asked for: a GPU, an optional extra."""
+    """The machine lacks what was asked for: a GPU, an optional extra."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def open_source(source: str | Path, *, progress: bool = False) -> tuple[Checkpoi
     if named is None:
         return open_checkpoint(Path(source)), Origin()
     fetched = fetch(*named, progress=progress)
-    return open_checkpoint(fetched.path), Origin(fetched.repo, fetched.revision)
+    hashes = {name: digest for name, (_, digest) in fetched.files.items()}
+    return open_checkpoint(fetched.path), Origin(fetched.repo, fetched.revision, hashes)
 
 
 def inspect(source: str | Path) -> Inspection:
@@ -127,115 +129,141 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
     )  # fmt: skip
 
 
+class Options(TypedDict, total=False):
+    """How a conversion runs; nothing here changes a byte of its result.
+
+    overrides  KEY=VALUE changes to the default recipe
+    workers    threads (default: cores, at most 8)
+    device     cpu or cuda: where to quantise
+    overwrite  replace a model at `out`
+    verify     compare with the source after writing (default)
+    progress   show bars on stderr
+    on_plan    called with the plan before anything is read
+    """
+
+    overrides: tuple[str, ...]
+    workers: int | None
+    device: str
+    overwrite: bool
+    verify: bool
+    progress: bool
+    on_plan: Callable[[Plan], object]
+
+
 def convert(
-    source: str | Path, out: str | Path, recipe: Recipe | None = None, *,
-    overrides: tuple[str, ...] = (), workers: int | None = None, device: str = "cpu",
-    overwrite: bool = False, verify: bool = True, progress: bool = False,
-    on_plan: Callable[[Plan], None] = lambda _: None,
-) -> Conversion:  # fmt: skip
+    source: str | Path, out: str | Path, recipe: Recipe | None = None, **options: Unpack[Options]
+) -> Conversion:
     """Convert a checkpoint into the folder `out` and verify it against its source.
 
     An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
-    `overrides` (KEY=VALUE) apply to the default recipe; `on_plan` is called before anything is read.
     """
-    _check_device(device)
     out = Path(out)
-    opened, origin = open_source(source, progress=progress)
-    check_out(out, opened.folder, overwrite=overwrite)
-    job = make_plan(opened, recipe or default_recipe(opened, overrides))
-    on_plan(job)
-    count = workers or default_workers()
-    how = _How(count, device, overwrite, progress)
-    receipt = _write(job, opened, origin, out, how)
-    report = None
-    if verify:
-        report = _verify(out, opened, job.recipe.verify.level, count, bar=progress)
-    return Conversion(out, job, receipt, report)
+    _check_device(options.get("device", "cpu"))
+    opened, origin = open_source(source, progress=options.get("progress", False))
+    check_out(out, opened.folder, overwrite=options.get("overwrite", False))
+    job = make_plan(opened, recipe or default_recipe(opened, options.get("overrides", ())))
+    options.get("on_plan", _keep_quiet)(job)
+    return _write(job, opened, origin, out, options)
 
 
-def quantize(source: str | Path, out: str | Path, scheme: str, **options: Any) -> Conversion:
-    """Quantise a checkpoint; its names and layout stay as they are. Options as in `convert`."""
+def _keep_quiet(_: Plan) -> None:
+    """Keep quiet about a plan."""
+
+
+def quantize(
+    source: str | Path, out: str | Path, scheme: str, **options: Unpack[Options]
+) -> Conversion:
+    """Quantise a checkpoint; its names and layout stay as they are."""
     return convert(source, out, quantize_recipe(scheme), **options)
 
 
 def verify(
     artifact: str | Path, against: str | Path | None = None, *, level: str = "tensors",
-    workers: int | None = None, progress: bool = False,
+    logits: LogitsCheck = MEASURED_ONLY, workers: int | None = None, progress: bool = False,
 ) -> Report:  # fmt: skip
     """Verify an artifact, against its source if that is named."""
+    checks = Checks(level, logits, workers or default_workers())
     source = open_source(against)[0] if against else None
-    return _verify(Path(artifact), source, level, workers or default_workers(), bar=progress)
+    return _verify(Path(artifact), source, checks, bar=progress)
 
 
-def _verify(
-    out: Path, source: Checkpoint | None, level: str, workers: int, *, bar: bool
-) -> Report:
+def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
+    """Yield the text an artifact generates, piece by piece."""
+    opened, _ = open_source(artifact)
+    return generate_text(opened, prompt)
+
+
+def checks_of(recipe: Recipe, workers: int) -> Checks:
+    """Return the checks a recipe asks for."""
+    asked = recipe.verify
+    return Checks(asked.level, LogitsCheck(asked.text, asked.max_kl, asked.min_top1), workers)
+
+
+def _verify(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) -> Report:
     total = len(source.layout.atoms) if source else 0
     with rows_bar(total, "verify") if bar and total else quiet() as advance:
-        return verify_artifact(
-            out, source, level=level, workers=workers, progress=lambda _: advance()
-        )
+        return verify_artifact(out, source, replace(checks, progress=lambda _: advance()))
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    workers: int
-    device: str
-    overwrite: bool
-    progress: bool
-
-
-def _write(job: Plan, source: Checkpoint, origin: Origin, out: Path, how: _How) -> bytes:
+def _write(
+    job: Plan, source: Checkpoint, origin: Origin, out: Path, options: Options
+) -> Conversion:
+    """Write aside, verify what was written, seal it with the receipt, give it its name."""
+    workers = options.get("workers") or default_workers()
     sink = FolderSink(out, job.shards)
     sink.open()
     try:
-        errors, source_files = _fill(job, source, sink, how)
-        receipt = _finish(job, source, origin, sink, errors, source_files, how.workers)
+        source_files = _fill(job, source, origin, sink, options)
+        _add_side_files(job, source, sink)
+        report = None
+        if options.get("verify", True):
+            checks = checks_of(job.recipe, workers)
+            report = _verify(sink.work, source, checks, bar=options.get("progress", False))
+        output_files = describe_files(sink.artifact_files(), workers)
+        measured = report.schemes if report else None
+        receipt = make_receipt(job, origin, source_files, output_files, measured)
+        sink.add_file(RECEIPT, receipt)
+        sink.commit()
     except (QuantError, FormatError):
         sink.discard()
         raise
     finally:
         sink.close()
-    return receipt
+    return Conversion(out, job, receipt, report)
 
 
 def _fill(
-    job: Plan, source: Checkpoint, sink: FolderSink, how: _How
-) -> tuple[dict[str, Error], dict[str, Any]]:
-    """Write all tensors; meanwhile hash the source."""
+    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, options: Options
+) -> dict[str, Any]:
+    """Write all tensors; meanwhile hash the source, and return its files."""
     journal = Journal(sink.work / JOURNAL, job.digest(source))
-    if not journal.resume() and (sink.work / JOURNAL).exists() and not how.overwrite:
+    if not journal.resume():
+        _check_abandoned(sink, overwrite=options.get("overwrite", False))
+        sink.clear()
+    sink.create()
+    journal.start()
+    workers = options.get("workers") or default_workers()
+    todo = len(job.rows) - len(journal.done)
+    shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
+    with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
+        hashes = hasher.submit(describe_files, source.read_files(), workers, origin.hashes)
+        run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
+        return hashes.result()
+
+
+def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
+    if (sink.work / JOURNAL).exists() and not overwrite:
         raise OutputError(
             f"{sink.out}: an unfinished conversion of another source or recipe is in {sink.work}\n"
             "  fix   finish it with its own recipe, or add --overwrite to discard it"
         )
-    sink.create()
-    journal.start()
-    todo = len(job.rows) - len(journal.done)
-    shown = rows_bar(todo, "convert") if how.progress else quiet()
-    with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
-        hashes = hasher.submit(describe_files, source.read_files(), how.workers)
-        errors = run(
-            job, source, sink, journal,
-            workers=how.workers, device=how.device, progress=lambda _: advance(),
-        )  # fmt: skip
-        return errors, hashes.result()
 
 
-def _finish(
-    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink,
-    errors: dict[str, Error], source_files: dict[str, Any], workers: int,
-) -> bytes:  # fmt: skip
-    """Write everything that is not a tensor, then give the artifact its name."""
+def _add_side_files(job: Plan, source: Checkpoint, sink: FolderSink) -> None:
     for path in source.side_files:
         sink.add_file(path.name, path.read_bytes())
     sink.add_file("config.json", dump_json(job.config))
-    sink.add_file("model.safetensors.index.json", dump_json(_index(job)))
-    written = [p for p in sink.work.iterdir() if p.name not in ("lock", JOURNAL)]
-    receipt = make_receipt(job, origin, errors, source_files, describe_files(written, workers))
-    sink.add_file(RECEIPT, receipt)
-    sink.commit()
-    return receipt
+    sink.add_file(INDEX, dump_json(_index(job)))
 
 
 def _index(job: Plan) -> dict[str, Any]:
@@ -245,6 +273,18 @@ def _index(job: Plan) -> dict[str, Any]:
 
 
 __all__ = [
-    "Conversion", "FormatError", "MissingError", "OutputError", "QuantError", "RecipeError",
-    "convert", "inspect", "plan", "quantize", "verify",
-]  # fmt: skip
+    "Conversion",
+    "FormatError",
+    "LogitsCheck",
+    "MissingError",
+    "OutputError",
+    "Prompt",
+    "QuantError",
+    "RecipeError",
+    "convert",
+    "inspect",
+    "plan",
+    "quantize",
+    "run_text",
+    "verify",
+]

@@ -51,7 +51,15 @@ def scheme_of(checkpoint: Checkpoint, atom: Atom) -> str:
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
     """Return everything that headers and config show to be wrong."""
     found = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
-    for check in (_config_block, _listed, _scale_names, _protected, _groups, _config_fields, _index):
+    for check in (
+        _config_block,
+        _listed,
+        _scale_names,
+        _protected,
+        _groups,
+        _config_fields,
+        _index,
+    ):
         found += check(artifact)
     return found
 
@@ -78,7 +86,9 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
     for module, quantized in _modules(artifact).items():
         for engine, leaves in ENGINES.items():
             if leaves(module, entries) == quantized:
-                state = "is FP8, but is listed" if quantized else "is not quantised, and is not listed"
+                state = (
+                    "is FP8, but is listed" if quantized else "is not quantised, and is not listed"
+                )
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
     stored = {module_of(name) for name in artifact.infos()}
     for entry in entries:
@@ -107,12 +117,14 @@ def _vision_linear(atom: Atom) -> bool:
 
 
 def _scale_names(artifact: Checkpoint) -> Iterator[Failure]:
-    """The official layout calls a scale `_scale_inv`, compressed-tensors calls it `_scale`."""
+    """Hold scales to their names: `_scale_inv` officially, `_scale` in compressed-tensors."""
     block = artifact.config.quantization or {}
     suffix = "_scale_inv" if block.get("quant_method") == "fp8" else "_scale"
     for atom in artifact.layout.atoms.values():
         if atom.scale and atom.scale != atom.stored + suffix:
-            yield Failure(atom.scale, f"is named for another format, expected {atom.stored}{suffix}")
+            yield Failure(
+                atom.scale, f"is named for another format, expected {atom.stored}{suffix}"
+            )
         scheme = scheme_of(artifact, atom)
         if suffix == "_scale_inv" and scheme not in (KEEP, "fp8-block"):
             yield Failure(atom.stored, f"is {scheme}, but config.json says 128x128 blocks")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from qwen35_convert.api import Options
     from qwen35_convert.plan import Plan
     from qwen35_convert.recipe import Recipe
 
@@ -29,7 +30,9 @@ Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
       help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.")]  # fmt: skip
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
-Workers = Annotated[int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")
+]
 Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
@@ -92,8 +95,11 @@ def convert(
     from qwen35_convert.recipe import read_recipe
 
     chosen = read_recipe(recipe, set_ or ()) if recipe else None
-    _convert(source, out, chosen, set_ or [], plan=plan, workers=workers, device=device,
-             overwrite=overwrite, verify=not no_verify, json=json)  # fmt: skip
+    options: Options = {
+        "overrides": tuple(set_ or ()), "workers": workers, "device": device,
+        "overwrite": overwrite, "verify": not no_verify,
+    }  # fmt: skip
+    _convert(source, out, chosen, options, plan=plan, json=json)
 
 
 @app.command()
@@ -115,24 +121,23 @@ def quantize(
     """
     from qwen35_convert.api import quantize_recipe
 
-    _convert(source, out, quantize_recipe(scheme, tuple(set_ or ())), [], plan=plan,
-             workers=workers, device=device, overwrite=overwrite, verify=not no_verify,
-             json=json)  # fmt: skip
+    options: Options = {
+        "workers": workers, "device": device, "overwrite": overwrite, "verify": not no_verify,
+    }  # fmt: skip
+    recipe = quantize_recipe(scheme, tuple(set_ or ()))
+    _convert(source, out, recipe, options, plan=plan, json=json)
 
 
 def _convert(
-    source: str, out: Path, recipe: Recipe | None, overrides: list[str], *, plan: bool,
-    workers: int | None, device: str, overwrite: bool, verify: bool, json: bool,
-) -> None:  # fmt: skip
+    source: str, out: Path, recipe: Recipe | None, options: Options, *, plan: bool, json: bool
+) -> None:
     from qwen35_convert import api, report
 
     if plan:
-        _print_plan(api.plan(source, recipe, overrides=tuple(overrides)), json=json)
+        _print_plan(api.plan(source, recipe, overrides=options.get("overrides", ())), json=json)
         return
-    done = api.convert(
-        source, out, recipe, overrides=tuple(overrides), workers=workers, device=device,
-        overwrite=overwrite, verify=verify, progress=True, on_plan=report.print_notes,
-    )  # fmt: skip
+    shown: Options = {"progress": True, "on_plan": report.print_notes}
+    done = api.convert(source, out, recipe, **(options | shown))
     if json:
         report.print_json(done.as_dict())
     else:
@@ -153,24 +158,58 @@ def _print_plan(plan: Plan, *, json: bool) -> None:
 @app.command()
 def verify(
     artifact: Annotated[str, typer.Argument(help="The folder that convert wrote.")],
-    against: Annotated[str | None, typer.Option(metavar="SOURCE", help="What it was made from.")] = None,
-    level: Annotated[str, typer.Option(help="structure or tensors.")] = "tensors",
+    against: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="What it was made from.")
+    ] = None,
+    level: Annotated[str, typer.Option(help="structure, tensors or logits.")] = "tensors",
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="Text for level logits.", show_default="bundled")
+    ] = "default",
+    max_kl: Annotated[float | None, typer.Option(help="Largest mean KL, nats per token.")] = None,
+    min_top1: Annotated[float | None, typer.Option(help="Least top-1 agreement, 0 to 1.")] = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Prove an artifact: its structure, and every value against the source.
+    """Prove an artifact: its structure, every value, its predictions against the source's.
 
     Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
     """
     from qwen35_convert import api, report
 
-    found = api.verify(artifact, against, level=level, workers=workers, progress=True)
+    asked = api.LogitsCheck(text, max_kl, min_top1)
+    found = api.verify(artifact, against, level=level, logits=asked, workers=workers, progress=True)
     if json:
         report.print_json(found.as_dict())
     else:
         report.print_report(found)
     if not found.passed:
         raise typer.Exit(FELL_SHORT)
+
+
+@app.command()
+def run(
+    artifact: Source,
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Put it into the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32 or bfloat16.", show_default="float32; on a GPU bfloat16"),
+    ] = None,
+    speculate: Annotated[bool, typer.Option("--speculate", help="Draft by the MTP head.")] = False,
+) -> None:
+    """Generate text with an artifact; the text streams on stdout, nothing else does.
+
+    Example: qwen35 run ./Qwen3.5-27B-FP8 --chat --prompt "Why is the sky blue?"
+    """
+    from qwen35_convert import api
+
+    asked = api.Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
+    for piece in api.run_text(artifact, asked):
+        print(piece, end="", flush=True)
+    print()
 
 
 @app.command()
@@ -198,10 +237,11 @@ def _exit_code(error: ValueError) -> int | None:
     from qwen35_convert.fetch import FetchError
     from qwen35_convert.recipe import RecipeError
     from qwen35_convert.sink import OutputError
+    from runtime.sample import RequestError
 
     codes: dict[type[ValueError], int] = {
-        RecipeError: MISUSED, FormatError: INPUT, QuantError: INPUT, FetchError: INPUT,
-        OutputError: OUTPUT, MissingError: LACKING,
+        RecipeError: MISUSED, RequestError: MISUSED, FormatError: INPUT, QuantError: INPUT,
+        FetchError: INPUT, OutputError: OUTPUT, MissingError: LACKING,
     }  # fmt: skip
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
 

@@ -1,4 +1,4 @@
-"""An artifact against its source, atom by atom: by bytes where it is kept, by value where quantised.
+"""An artifact against its source: by bytes where it is kept, by value where it is quantised.
 
 Both sides are opened by their own headers and cut into atoms independently of any plan. An element
 of a quantised weight must lie within half a step of its code (`quant.measure` derives the bound);
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.layout import Atom
 from quant.measure import Error, measure
 from quant.scheme import KEEP, get_scheme
 from qwen35_convert.census import Failure, scheme_of
@@ -56,7 +55,9 @@ def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compare
     ours, theirs = open_value(artifact, atom), open_value(source, origin)
     if atom.shape != origin.shape:
         problem = f"has shape {list(atom.shape)}, the source has {list(origin.shape)}"
-        return Compared(name, atom.stored, atom.role, scheme, Error(), (Failure(atom.stored, problem),))
+        return Compared(
+            name, atom.stored, atom.role, scheme, Error(), (Failure(atom.stored, problem),)
+        )
     equal, error = True, Error()
     for start, stop in theirs.chunks():
         if scheme == KEEP:

@@ -19,7 +19,7 @@ def _experts_of(module: str) -> str | None:
 
 
 def vllm_leaves(module: str, entries: Sequence[str]) -> bool:
-    """Whole names; an entry with `experts` covers a block of experts whose name it contains."""
+    """Match whole names; an entry with `experts` covers the block of experts it contains."""
     container = _experts_of(module)
     if container:
         return any("experts" in entry and container in entry for entry in entries)
@@ -28,7 +28,7 @@ def vllm_leaves(module: str, entries: Sequence[str]) -> bool:
 
 
 def transformers_leaves(module: str, entries: Sequence[str]) -> bool:
-    """A regular expression from the start to a module boundary, or a suffix."""
+    """Match a regular expression up to a module boundary, or a suffix."""
     return any(
         re.match(rf"(?:{entry.removeprefix('re:')})(?:(?<=\.)|(?=\.|$))", module)
         or module.endswith(entry)
@@ -37,7 +37,7 @@ def transformers_leaves(module: str, entries: Sequence[str]) -> bool:
 
 
 def sglang_leaves(module: str, entries: Sequence[str]) -> bool:
-    """A run of whole dotted segments anywhere in the name."""
+    """Match a run of whole dotted segments anywhere in the name."""
     dotted = f".{module}."
     patterns = [entry.removeprefix("re:") for entry in entries if entry.startswith("re:")]
     return any(f".{entry}." in dotted for entry in entries) or any(

@@ -61,7 +61,7 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
 
 
 def _config(source: Checkpoint) -> dict[str, Any]:
-    """Resolved sizes under their names in config.json."""
+    """Return resolved sizes under their names in config.json."""
     config = source.config
     sizes = {
         config.fields[symbol].removeprefix("text_config.").removesuffix(" (absent, default)"): value

@@ -140,7 +140,11 @@ def make_plan(source: Checkpoint, recipe: Recipe) -> Plan:
 def _all_problems(source: Checkpoint) -> str:
     problems = source.layout.problems
     shown = "\n".join(str(problem) for problem in problems[:5])
-    more = f"\n  and   {len(problems) - 5} more; `qwen35 inspect` lists them" if len(problems) > 5 else ""
+    more = (
+        f"\n  and   {len(problems) - 5} more; `qwen35 inspect` lists them"
+        if len(problems) > 5
+        else ""
+    )
     return shown + more
 
 
@@ -178,7 +182,7 @@ def _select(
 
 
 def _canonical(source: Checkpoint) -> Iterator[Atom]:
-    """Yield the atoms in one order, whatever the source's layout: the same model, the same files."""
+    """Yield the atoms in one order, whatever the layout: the same model gives the same files."""
     form = replace(source.layout.form, experts="split", mtp_experts="split", gdn_in="split")
     for slot in family(source.config.sizes, source.config.layer_types, form):
         yield source.layout.atoms[slot.name]

@@ -10,13 +10,17 @@ from tqdm import tqdm
 
 
 @contextmanager
-def rows_bar(total: int, what: str) -> Iterator[Callable[[], object]]:
+def rows_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` steps on stderr; yield what advances it by one."""
     with tqdm(total=total, desc=what, unit="tensor", file=sys.stderr, disable=None) as bar:
-        yield lambda: bar.update()
+
+        def advance() -> None:
+            bar.update()
+
+        yield advance
 
 
 @contextmanager
-def quiet() -> Iterator[Callable[[], object]]:
+def quiet() -> Iterator[Callable[[], None]]:
     """Yield what advances no bar."""
     yield lambda: None

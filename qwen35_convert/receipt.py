@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from quant.measure import Error
 from qwen35_convert.plan import Plan
 
 RECEIPT = "qwen35-receipt.json"
-HASH_CHUNK = 1 << 20
+HASH_CHUNK = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a source came from on the hub; empty for a local folder."""
+    """Where a source came from on the hub; empty for a local folder.
+
+    `hashes` maps the files that were fetched to their SHA-256, which was computed then.
+    """
 
     repo: str | None = None
     revision: str | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 def version() -> str:
@@ -38,20 +42,27 @@ def version() -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file, read in constant memory."""
-    digest, buffer = hashlib.sha256(), bytearray(HASH_CHUNK)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(view[:count])
+    """Return the hex SHA-256 of a file: mapped, so nothing is copied, and given back as it goes."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    if not size:
+        return digest.hexdigest()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for start in range(0, size, HASH_CHUNK):
+            length = min(HASH_CHUNK, size - start)
+            with memoryview(mapped) as view, view[start : start + length] as part:
+                digest.update(part)
+            mapped.madvise(mmap.MADV_DONTNEED, start, length)
     return digest.hexdigest()
 
 
-def describe_files(paths: Iterable[Path], workers: int) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of each file by its name."""
+def describe_files(
+    paths: Iterable[Path], workers: int, known: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
     listed = sorted(paths)
+    given = known or {}
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        hashes = list(pool.map(sha256_file, listed))
+        hashes = list(pool.map(lambda path: given.get(path.name) or sha256_file(path), listed))
     return {
         path.name: {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(listed, hashes, strict=True)
@@ -59,16 +70,16 @@ def describe_files(paths: Iterable[Path], workers: int) -> dict[str, dict[str, A
 
 
 def make_receipt(
-    plan: Plan, origin: Origin, errors: Mapping[str, Error],
-    source_files: dict[str, Any], output_files: dict[str, Any],
+    plan: Plan, origin: Origin, source_files: dict[str, Any], output_files: dict[str, Any],
+    schemes: Mapping[str, Any] | None,
 ) -> bytes:  # fmt: skip
-    """Return the receipt's bytes."""
+    """Return the receipt's bytes; `schemes` is what verification measured, None if it did not."""
     receipt = {
         "qwen35": version(),
         "recipe": plan.recipe.model_dump(mode="json"),
         "source": {"repo": origin.repo, "revision": origin.revision, "files": source_files},
         "output": {"files": output_files},
-        "errors": {scheme: error.as_dict() for scheme, error in sorted(errors.items())},
+        "errors": schemes,
         "dropped": plan.dropped,
     }
     return dump_json(receipt)

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_RECIPE_BYTES = 64 << 10
+MAX_DEPTH = 16
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
 
@@ -73,9 +75,12 @@ class Export(_Part):
 
 
 class Verify(_Part):
-    """How the artifact is proven."""
+    """How the artifact is proven; text and thresholds are for level logits."""
 
-    level: Literal["structure", "tensors"] = "tensors"
+    level: Literal["structure", "tensors", "logits"] = "tensors"
+    text: str = "default"
+    max_kl: float | None = None
+    min_top1: float | None = None
 
 
 class Recipe(_Part):
@@ -112,7 +117,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if not found or found[2].upper() not in UNITS:
         raise ValueError(f"{text!r} is no size, expected for example 5GB or 500MB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(Fraction(found[1]) * UNITS[found[2].upper()])
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -134,13 +139,28 @@ NOT_PLAIN = {
 }
 
 
+ENDS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+STARTS = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken,
+          yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken)  # fmt: skip
+
+
+def _check_plain(text: str) -> None:
+    """Refuse what is not plain before it is built; PyYAML's time grows with depth squared."""
+    depth = 0
+    for token in yaml.scan(text, Loader=_PlainLoader):
+        if type(token) in NOT_PLAIN:
+            raise RecipeError(f"it has {NOT_PLAIN[type(token)]}")
+        depth += isinstance(token, STARTS)
+        depth -= isinstance(token, ENDS)
+        if depth > MAX_DEPTH:
+            raise RecipeError(f"it is nested over {MAX_DEPTH} deep")
+
+
 def _load_yaml(text: str, where: str) -> object:
     try:
-        for token in yaml.scan(text, Loader=_PlainLoader):
-            if type(token) in NOT_PLAIN:
-                raise RecipeError(f"it has {NOT_PLAIN[type(token)]}")
+        _check_plain(text)
         return yaml.load(text, Loader=_PlainLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         reason = str(error).replace("\n", "\n  ")
         raise RecipeError(f"{where} is not a recipe: {reason}") from None
 

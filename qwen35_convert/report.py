@@ -104,12 +104,24 @@ def print_report(report: Report) -> None:
     )
     for scheme, line in report.schemes.items():
         print(f"{scheme:<12}{_scheme_text(scheme, line)}")
+    if report.logits:
+        _print_logits(report.logits)
     for failure in report.failures[:MAX_LISTED]:
         print(f"FAILED      {failure.tensor}\n            {failure.problem}")
     if len(report.failures) > MAX_LISTED:
         print(f"            and {len(report.failures) - MAX_LISTED} more (--json lists them)")
     print(f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
           + ("" if report.against else ", without a source to compare with"))  # fmt: skip
+
+
+def _print_logits(found: dict[str, Any]) -> None:
+    print(
+        f"logits      mean KL {found['kl_mean']:.3g}, 99.9 % {found['kl_p999']:.3g}, "
+        f"top-1 {found['top1']:.4f}, perplexity {found['ppl_source']:.4f} -> "
+        f"{found['ppl_artifact']:.4f}, {found['tokens']} tokens"
+    )
+    for layer in found["layers"]:
+        print(f"layer {layer['layer']:<6}{layer['kind']:<18}error {layer['relative_error']:.3g}")
 
 
 def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
@@ -138,7 +150,9 @@ def print_inspection(found: Inspection, *, tensors: bool) -> None:
     for note in found.notes:
         print(f"note        {note}")
     for problem in found.problems:
-        print(f"PROBLEM     {problem['tensor']} {problem['problem']}\n  fix       {problem['remedy']}")
+        print(
+            f"PROBLEM     {problem['tensor']} {problem['problem']}\n  fix       {problem['remedy']}"
+        )
     if tensors:
         for info in found.tensor_list:
             print(f"{info.dtype:<9}{list(info.shape)!s:<24}{info.name}")

@@ -2,8 +2,7 @@
 
 Rows are taken in the order of the source's bytes, so that a cold disk is read once and in order.
 Encoders release the GIL; a worker holds a few megabytes. Finished rows reach the journal in groups,
-after their bytes are durable. What is measured on a row is summed in the plan's order, so the
-number of workers changes nothing.
+after their bytes are durable.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from quant.measure import Error
 from quant.scheme import KEEP, QuantError, Scheme
 from qwen35_convert.journal import Journal
 from qwen35_convert.plan import Plan, Row
@@ -27,37 +25,55 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 JOURNAL_SECONDS = 10.0
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    row: int
-    error: Error | None
-    failure: BaseException | None = None
+class Effort:
+    """How hard to work, and whom to tell: threads, where to quantise, called after each row."""
+
+    workers: int
+    device: str
+    advance: Callable[[], object]
 
 
-def run(
-    plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal,
-    *, workers: int, device: str, progress: Progress,
-) -> dict[str, Error]:  # fmt: skip
-    """Convert every row the journal has not; return the summed error of each scheme.
+@dataclass(slots=True)
+class Worker:
+    """What one thread encodes with: where, by which schemes, into which reused memory."""
+
+    device: str
+    schemes: Mapping[str, Scheme]
+    _codes: Tensor | None = None
+
+    def codes(self, shape: Sequence[int]) -> Tensor | None:
+        """Return memory for codes of this shape: pages touched before beat fresh ones."""
+        import torch
+
+        count = torch.Size(shape).numel()
+        if self.device != "cpu":
+            return None
+        if self._codes is None or self._codes.numel() < count:
+            self._codes = torch.empty(count, dtype=torch.uint8)
+        return self._codes[:count].view(torch.float8_e4m3fn).view(*shape)
+
+
+def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
+    """Convert every row the journal has not.
 
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
     which the same call goes on.
     """
     _one_torch_thread()
-    work = _Work(plan, source, sink, device, pending=_in_file_order(plan, source, journal))
-    threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(workers)]
+    pending = _in_file_order(plan, source, journal)
+    work = _Work(plan, source, sink, effort.device, pending=pending)
+    threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     for thread in threads:
         thread.start()
     try:
-        _collect(work, journal, sink, progress)
+        _collect(work, journal, sink, effort.advance)
     finally:
         work.stop.set()
         for thread in threads:
             thread.join()
-    return _sum_errors(plan, journal.done)
 
 
 def _one_torch_thread() -> None:
@@ -84,87 +100,72 @@ class _Work:
         *, pending: Sequence[int],
     ) -> None:  # fmt: skip
         self.count = len(pending)
-        self.results: queue.Queue[_Done] = queue.Queue(maxsize=1024)
+        self.results: queue.Queue[int | BaseException] = queue.Queue(maxsize=1024)
         self.stop = threading.Event()
         self._plan, self._source, self._sink, self._device = plan, source, sink, device
-        self._schemes = plan.schemes()
         self._pending: Iterator[int] = iter(pending)
         self._lock = threading.Lock()
 
     def loop(self) -> None:
         """Take rows until none is left; a failure is handed over, not swallowed."""
+        worker = Worker(self._device, self._plan.schemes())
         while not self.stop.is_set():
             with self._lock:
                 index = next(self._pending, None)
             if index is None:
                 return
             try:
-                error = self._convert(index)
+                convert_row(self._plan.rows[index], self._source, self._sink, worker)
             except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
-                self._hand_over(_Done(index, None, failure))
+                self._hand_over(failure)
                 return
-            self._hand_over(_Done(index, error))
+            self._hand_over(index)
 
-    def _convert(self, index: int) -> Error | None:
-        row = self._plan.rows[index]
-        return convert_row(row, self._source, self._sink, self._schemes, self._device)
-
-    def _hand_over(self, done: _Done) -> None:
+    def _hand_over(self, result: int | BaseException) -> None:
         while not self.stop.is_set():
             try:
-                return self.results.put(done, timeout=0.1)
+                return self.results.put(result, timeout=0.1)
             except queue.Full:
                 continue
         return None
 
 
-def _collect(work: _Work, journal: Journal, sink: FolderSink, progress: Progress) -> None:
-    finished: dict[int, Error | None] = {}
+def _collect(
+    work: _Work, journal: Journal, sink: FolderSink, advance: Callable[[], object]
+) -> None:
+    finished: set[int] = set()
     last = time.monotonic()
     try:
         for _ in range(work.count):
-            done = work.results.get()
-            if done.failure is not None:
-                raise done.failure
-            finished[done.row] = done.error
-            progress(done.row)
+            result = work.results.get()
+            if isinstance(result, BaseException):
+                raise result
+            finished.add(result)
+            advance()
             if time.monotonic() - last > JOURNAL_SECONDS:
                 _record(finished, journal, sink)
-                finished, last = {}, time.monotonic()
+                finished, last = set(), time.monotonic()
     finally:
         _record(finished, journal, sink)
 
 
-def _record(finished: dict[int, Error | None], journal: Journal, sink: FolderSink) -> None:
+def _record(finished: set[int], journal: Journal, sink: FolderSink) -> None:
     if finished:
         sink.sync()
         journal.append(finished)
 
 
-def _sum_errors(plan: Plan, done: Mapping[int, Error | None]) -> dict[str, Error]:
-    sums: dict[str, Error] = {}
-    for index, row in enumerate(plan.rows):
-        error = done[index]
-        if error is not None:
-            sums[row.scheme] = sums.get(row.scheme, Error()) + error
-    return sums
-
-
-def convert_row(
-    row: Row, source: Checkpoint, sink: FolderSink, schemes: Mapping[str, Scheme], device: str
-) -> Error | None:
-    """Read, encode and write one row; return its error, or None if it is kept byte for byte."""
+def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
+    """Read, encode and write one row."""
     value = open_value(source, row.atom)
     if row.scheme == KEEP:
         _keep(value, row, sink)
-        value.close()
-        return None
-    try:
-        error = _encode(value, row, sink, schemes[row.scheme], device)
-    except QuantError as failure:
-        raise QuantError(f"{row.atom.stored} ({row.atom.name}) {failure}") from None
+    else:
+        try:
+            _encode(value, row, sink, worker)
+        except QuantError as failure:
+            raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
     value.close()
-    return error
 
 
 def _keep(value: Value, row: Row, sink: FolderSink) -> None:
@@ -177,22 +178,21 @@ def _keep(value: Value, row: Row, sink: FolderSink) -> None:
         offset += data.nbytes
 
 
-def _encode(value: Value, row: Row, sink: FolderSink, scheme: Scheme, device: str) -> Error:
-    total = Error()
+def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
+    scheme = worker.schemes[row.scheme]
     offsets = {output.suffix: output.offset for output in row.outputs}
     names = {output.suffix: output.name for output in row.outputs}
     for start, stop in value.chunks(scheme.row_multiple):
-        parts = scheme.encode(value.rows(start, stop).to(device), total)
-        for suffix, tensor in parts.items():
+        w = value.rows(start, stop).to(worker.device)
+        for suffix, tensor in scheme.encode(w, out=worker.codes(w.shape)).items():
             data = as_bytes(tensor)
             sink.write(names[suffix], offsets[suffix], data)
             offsets[suffix] += data.nbytes
         value.release(start, stop)
-    return total
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """Return the tensor's bytes in order, without a copy where it is contiguous."""
     import torch
 
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy())
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)

@@ -79,6 +79,12 @@ class FolderSink:
             self.close()
             raise OutputError(f"{self.out} cannot be written: {error.strerror}") from None
 
+    def clear(self) -> None:
+        """Remove what an abandoned conversion left."""
+        for path in self.work.iterdir():
+            if path.name != LOCK:
+                path.unlink()
+
     def create(self) -> None:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
         needed = sum(shard.nbytes for shard in self._shards)
@@ -116,6 +122,10 @@ class FolderSink:
             os.fsync(file)
         finally:
             os.close(file)
+
+    def artifact_files(self) -> list[Path]:
+        """Return every file written so far that is part of the artifact."""
+        return [path for path in self.work.iterdir() if path.name not in OWN]
 
     def commit(self) -> None:
         """Make everything durable and give it its final name."""

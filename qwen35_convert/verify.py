@@ -1,7 +1,10 @@
 """Proof of an artifact: reopen what was written, census it, compare it with its source by value.
 
-    structure   headers and config alone
-    tensors     also every byte: scales, codes, hashes of the receipt; against the source if given
+structure   headers and config alone
+tensors     also every byte: scales, codes, hashes of the receipt; against the source if given
+logits      also the predictions on real text against the source's
+
+A level includes those above it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from quant.measure import Error
 from quant.scheme import KEEP
 from qwen35_convert.census import Failure, scheme_of, structure_failures
 from qwen35_convert.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
 from qwen35_convert.receipt import RECEIPT, sha256_file
+from qwen35_convert.recipe import RecipeError
 from runtime.values import open_value
 
-LEVELS = ("structure", "tensors")
+LEVELS = ("structure", "tensors", "logits")
 Progress = Callable[[str], None]
 
 
@@ -36,6 +41,7 @@ class Report:
     schemes: dict[str, dict[str, Any]]
     failures: list[Failure]
     against: str | None
+    logits: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -51,39 +57,54 @@ class Report:
             "structure": self.structure,
             "schemes": self.schemes,
             "tensors": self.tensors,
+            "logits": self.logits,
             "failures": [{"tensor": f.tensor, "problem": f.problem} for f in self.failures],
         }
 
 
-def verify(
-    artifact: Path, source: Checkpoint | Path | None = None, *,
-    level: str = "tensors", workers: int = 1, progress: Progress = lambda _: None,
-) -> Report:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """How far to look: the level, what the logits must meet, threads, whom to tell."""
+
+    level: str = "tensors"
+    logits: LogitsCheck = MEASURED_ONLY
+    workers: int = 1
+    progress: Progress = lambda _: None
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise RecipeError(f"level is {self.level!r}, expected one of {', '.join(LEVELS)}")
+
+
+def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
     """Verify an artifact, against its source if that is given.
 
     FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
     """
     opened = open_checkpoint(artifact)
-    origin = open_checkpoint(source) if isinstance(source, Path) else source
     failures = structure_failures(opened)
     compared: list[Compared] = []
-    if level == "tensors":
-        failures += _receipt_failures(opened, workers)
+    logits = None
+    if checks.level == "logits":
+        source = need_source(source)
+    if checks.level != "structure":
+        failures += _receipt_failures(opened, checks.workers)
         failures += _scale_failures(opened)
-        if origin:
-            failures += missing_atoms(opened, origin)
-            compared = _compare_all(opened, origin, workers, progress)
+        if source:
+            failures += missing_atoms(opened, source)
+            compared = _compare_all(opened, source, checks)
             failures += [failure for atom in compared for failure in atom.failures]
+    if checks.level == "logits" and source and not opened.layout.problems:
+        logits, shortfalls = check_logits(opened, source, checks.logits, checks.progress)
+        failures += shortfalls
     return Report(
-        level=level, structure=_structure(opened), tensors=[_line(c) for c in compared],
+        level=checks.level, structure=_structure(opened), tensors=[_line(c) for c in compared],
         schemes=_by_scheme(compared), failures=failures,
-        against=str(origin.folder) if origin else None,
+        against=str(source.folder) if source else None, logits=logits,
     )  # fmt: skip
 
 
-def _compare_all(
-    artifact: Checkpoint, source: Checkpoint, workers: int, progress: Progress
-) -> list[Compared]:
+def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> list[Compared]:
     import torch
 
     torch.set_num_threads(1)
@@ -91,10 +112,10 @@ def _compare_all(
 
     def one(name: str) -> Compared:
         result = compare_atom(artifact, source, name)
-        progress(name)
+        checks.progress(name)
         return result
 
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+    with ThreadPoolExecutor(max_workers=checks.workers) as pool:
         return list(pool.map(one, names))
 
 
@@ -117,7 +138,9 @@ def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     if not path.is_file():
         return
     listed = json.loads(path.read_bytes())["output"]["files"]
-    present = {name: artifact.folder / name for name in listed if (artifact.folder / name).is_file()}
+    present = {
+        name: artifact.folder / name for name in listed if (artifact.folder / name).is_file()
+    }
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         hashes = dict(zip(present, pool.map(sha256_file, present.values()), strict=True))
     for name, said in listed.items():

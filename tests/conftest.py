@@ -34,9 +34,9 @@ def _poisoned_empty():
     """Fill torch.empty with NaN, so that an output nobody wrote is seen."""
     torch.set_num_threads(1)
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     yield
-    torch.use_deterministic_algorithms(before)
+    torch.use_deterministic_algorithms(mode=before)
 
 
 @pytest.fixture

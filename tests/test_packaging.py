@@ -1,4 +1,4 @@
-"""The wheel holds four packages and the recipes, and a foreign package of the same name is refused."""
+"""The wheel holds four packages and the recipes; a foreign package of our name is refused."""
 
 from __future__ import annotations
 

@@ -87,4 +87,5 @@ def test_reports_show_six_digits():
         "cosine": 0.816497,
         "saturated": 4,
         "zeros": 5,
+        "zero_rows": 0,
     }

@@ -370,11 +370,13 @@ def test_an_unfinished_conversion_of_another_recipe_is_not_mixed_in(tmp_path):
     source = dense(tmp_path / "in")
     work = partial_of(tmp_path / "out")
     work.mkdir()
-    (work / "journal").write_text("0" * 64 + "\n[0, null]\n")
+    (work / "journal").write_text("0" * 64 + "\n0\n")
+    (work / "model-00001-of-00009.safetensors").write_bytes(b"old")
     with pytest.raises(OutputError, match="unfinished"):
         api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"), overwrite=True)
     assert not work.exists()
+    assert not (tmp_path / "out" / "model-00001-of-00009.safetensors").exists()
 
 
 def test_a_second_conversion_into_one_out_is_refused(tmp_path):

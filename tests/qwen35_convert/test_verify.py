@@ -208,8 +208,8 @@ def test_a_linear_missing_from_the_list_is_named_for_each_engine(converted):
     said = failures(None, out, "structure")
     for engine in ("vLLM", "transformers", "SGLang"):
         assert (
-            f"{module} is not quantised, and is not listed as unquantised under the rule of {engine}"
-            in said
+            f"{module} is not quantised, and is not listed as unquantised under the rule of "
+            f"{engine}" in said
         )
 
 

@@ -1,0 +1,91 @@
+"""Text to token ids and back, with a checkpoint's own tokenizer, chat template and stop tokens.
+
+Stop tokens are the union of what generation_config.json, the tokenizer and config.json name: the
+text config of Qwen3.5 says <|endoftext|>, a chat ends with <|im_end|>, and the small checkpoints
+have no generation_config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from formats.json_file import read_object
+from formats.tensor import FormatError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE, GENERATION_CONFIG = "chat_template.jinja", "generation_config.json"
+DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a checkpoint. FormatError if it has none that can be read."""
+    from tokenizers import Tokenizer
+
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise FormatError(f"{folder}: {TOKENIZER} is missing, and text is needed as tokens")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
+        raise FormatError(f"{path.name} is not a tokenizer: {error}") from None
+
+
+def chat_prompt(folder: Path, prompt: str) -> str:
+    """Return the prompt as one user turn in the checkpoint's chat template."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    messages = [{"role": "user", "content": prompt}]
+    try:
+        template = environment.from_string(_template(folder))
+        return template.render(messages=messages, add_generation_prompt=True)
+    except TemplateError as error:
+        raise FormatError(f"{folder}: the chat template fails: {error}") from None
+
+
+def _refuse(message: str) -> None:
+    raise FormatError(f"the chat template refuses the prompt: {message}")
+
+
+def _template(folder: Path) -> str:
+    if (folder / TEMPLATE).is_file():
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    given = _object(folder / TOKENIZER_CONFIG).get("chat_template")
+    if not isinstance(given, str):
+        raise FormatError(f"{folder}: there is no chat template ({TEMPLATE})")
+    return given
+
+
+def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return every token id that ends a text."""
+    folder = checkpoint.folder
+    named = _object(folder / TOKENIZER_CONFIG).get("eos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    found = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
+    for part in (_object(folder / GENERATION_CONFIG), checkpoint.config.text):
+        given = part.get("eos_token_id")
+        found += given if isinstance(given, list) else [given]
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
+def decode_stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Yield text as soon as tokens make whole characters."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=True)
+    for token in tokens:
+        piece = stream.step(tokenizer, token)
+        if piece:
+            yield piece

@@ -1,0 +1,296 @@
+"""Recipes: every default resolved, and every key, value or file that is wrong refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from qwen35_convert.recipe import (
+    MAX_RECIPE_BYTES,
+    UNITS,
+    Recipe,
+    RecipeError,
+    build_recipe,
+    bundled_recipes,
+    find_recipe,
+    headline,
+    parse_size,
+    read_recipe,
+)
+
+
+def written(folder: Path, text: str | bytes) -> str:
+    path = folder / "mine.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def refused(name: str, match: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError, match=match) as caught:
+        read_recipe(name, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_a_bundled_recipe_loads_and_says_what_it_is_for(name):
+    recipe = read_recipe(name)
+    assert recipe.name == name
+    assert recipe.layout in ("text", "hub")
+    assert recipe.vision == ("keep" if recipe.layout == "hub" else "drop")
+    assert headline(name).endswith(".") or headline(name)[0].isupper()
+    text = find_recipe(name).read_text()
+    assert text.startswith("# ")
+    assert "Size:" in text
+    assert "error:" in text
+
+
+def test_a_bundled_recipe_resolves_to_plain_values():
+    assert read_recipe("fp8-block").model_dump() == {
+        "name": "fp8-block", "layout": "text", "experts": "split", "mtp": "keep",
+        "vision": "drop", "quantize": {"scheme": "fp8-block", "scale": "pow2", "rules": ()},
+        "export": {"format": "safetensors", "max_shard_size": 5_000_000_000},
+        "verify": {"level": "tensors"},
+    }  # fmt: skip
+
+
+def test_an_empty_recipe_is_the_default():
+    assert build_recipe({}).model_dump(exclude={"name"}) == read_recipe("fp8-block").model_dump(
+        exclude={"name"}
+    )
+
+
+def test_a_file_is_a_recipe_named_after_it(tmp_path):
+    recipe = read_recipe(written(tmp_path, "layout: same\nquantize: {scheme: keep}\n"))
+    assert (recipe.name, recipe.layout, recipe.vision) == ("mine", "same", "keep")
+    assert read_recipe(written(tmp_path, "name: other\n")).name == "other"
+
+
+def test_rules_keep_their_order(tmp_path):
+    text = (
+        "quantize:\n  rules:\n    - {match: b.*, scheme: keep}\n    - {match: a.*, scheme: keep}\n"
+    )
+    rules = read_recipe(written(tmp_path, text)).quantize.rules
+    assert [(rule.match, rule.scheme) for rule in rules] == [("b.*", "keep"), ("a.*", "keep")]
+
+
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        build_recipe({}).layout = "hub"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layuot: text", "there is no key 'layuot', did you mean 'layout'"),
+        ("zzz: 1", "there is no key 'zzz', expected one of name, layout, experts"),
+        ("quantize: {sheme: keep}", "no key 'quantize.sheme', did you mean 'scheme'"),
+        ("export: {max_shard: 5GB}", "no key 'export.max_shard', did you mean 'max_shard_size'"),
+        ("verify: {zzz: 1}", "no key 'verify.zzz', expected one of level"),
+        (
+            "quantize: {rules: [{match: a, scheme: keep}, {mach: a, scheme: keep}]}",
+            "no key 'quantize.rules.1.mach', did you mean 'match'",
+        ),
+        ("{1: text}", "Keys should be strings"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
+    refused(written(tmp_path, text), message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layout: txt", "layout: Input should be 'text', 'hub' or 'same'.*got 'txt'"),
+        ("layout:", "layout: .*got None"),
+        ("layout: [text]", "layout: "),
+        ("experts: both", "experts: "),
+        ("mtp: no", "mtp: .*got False"),
+        ("vision: true", "vision: .*got True"),
+        ("name: 5", "name: Input should be a valid string .got 5"),
+        ("name: 2020-01-01", "name: Input should be a valid string"),
+        ("quantize: fp8-block", "quantize: .*got 'fp8-block'"),
+        ("quantize: {scale: fp32}", "quantize.scale: Input should be 'pow2', 'float32' or 'bfl"),
+        ("quantize: {rules: {match: a}}", "quantize.rules: "),
+        ("quantize: {rules: [a]}", "quantize.rules.0: "),
+        ("quantize: {rules: [{match: a}]}", "quantize.rules.0.scheme: Field required"),
+        ("quantize: {rules: [{match: 3, scheme: keep}]}", "quantize.rules.0.match: "),
+        ("export: {format: gguf}", "export.format: "),
+        ("export: {max_shard_size: 5 apples}", "export.max_shard_size: '5 apples' is no size"),
+        ("export: {max_shard_size: -5}", "export.max_shard_size: .*greater than 0"),
+        ("export: {max_shard_size: 0}", "export.max_shard_size: .*greater than 0"),
+        ("export: {max_shard_size: 0GB}", "export.max_shard_size: .*greater than 0"),
+        ("export: {max_shard_size: true}", "export.max_shard_size: "),
+        ("export: {max_shard_size: 1.5}", "export.max_shard_size: "),
+        ("export: {max_shard_size: .inf}", "export.max_shard_size: .*got inf"),
+        ("verify: {level: logit}", "verify.level: "),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_key(tmp_path, text, message):
+    assert refused(written(tmp_path, text), message).startswith("recipe: ")
+
+
+def test_every_wrong_key_is_told_at_once(tmp_path):
+    told = refused(written(tmp_path, "layout: x\nmtp: y\nzzz: 1\n"), "layout").splitlines()
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layout: text\nvision: keep", "layout text has no vision"),
+        ("layout: hub\nvision: drop", "layout hub names vision"),
+    ],
+)
+def test_vision_and_layout_must_fit(tmp_path, text, message):
+    assert refused(written(tmp_path, text), message).startswith("recipe: vision is ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "vision"), [("text", "drop"), ("hub", "keep"), ("same", "keep")]
+)
+def test_vision_follows_the_layout_where_it_is_absent(layout, vision):
+    assert build_recipe({"layout": layout}).vision == vision
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- layout\n", "holds list, expected keys and values"),
+        ("text", "holds str"),
+        ("", "holds NoneType"),
+        ("5", "holds int"),
+        ("layout: {", "is not a recipe"),
+        ("layout: text\nlayout: hub", "key 'layout' stands twice"),
+        ("quantize: {scale: pow2, scale: float32}", "key 'scale' stands twice"),
+        ("layout: text\n---\nlayout: hub", "is not a recipe"),
+        ("{[a]: b}", "is not a recipe"),
+        ("\0", "is not a recipe"),
+        ("a: &x text\nb: *x", "an anchor: write the value out"),
+        ("layout: &x text", "an anchor"),
+        ("layout: *x", "an alias: write the value out, or quote it if it is a glob"),
+        ("quantize: {rules: [{match: *.down_proj, scheme: keep}]}", "while scanning an alias"),
+        ("layout: !!str text", "a tag: write the plain value"),
+        ("layout: !!python/object/apply:os.system [true]", "a tag"),
+        ("name: !x 5", "a tag"),
+        ("name: 2020-99-99", "is not a recipe"),
+        ("a: " + "[" * 60_000, "nested over 16 deep"),
+        ("".join(" " * i + "a:\n" for i in range(300)), "nested over 16 deep"),
+        ("- " * 20_000, "nested over 16 deep"),
+        ("a: " + "9" * 5000, "is not a recipe"),
+        (b"layout: \xff\xfe", "cannot be read as UTF-8"),
+        (b"#" * (MAX_RECIPE_BYTES + 1), f"has {MAX_RECIPE_BYTES + 1} bytes, over"),
+    ],
+)
+def test_what_is_not_plain_yaml_is_refused(tmp_path, text, message):
+    assert "mine.yaml" in refused(written(tmp_path, text), message)
+
+
+def test_values_that_double_at_every_level_cost_nothing(tmp_path):
+    """Billion laughs: refused at its first anchor."""
+    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40)]
+    refused(written(tmp_path, "\n".join(lines)), "an anchor")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("fp8-blok", "fp8-block"), ("bf16_split", "bf16-split"), ("fp8-chanel", "fp8-channel")],
+)
+def test_an_unknown_recipe_is_refused_with_the_nearest(name, near):
+    assert f"known {', '.join(bundled_recipes())}" in refused(name, f"did you mean '{near}'")
+
+
+@pytest.mark.parametrize("name", ["", "zzzzzz", ".", "/", "a\0b"])
+def test_a_recipe_that_is_nowhere_near_is_refused(name):
+    assert "did you mean" not in refused(name, "is neither bundled nor a file")
+
+
+@pytest.mark.parametrize(
+    ("override", "read"),
+    [
+        ("layout=same", lambda r: r.layout == "same"),
+        ("quantize.scale=float32", lambda r: r.quantize.scale == "float32"),
+        ("export.max_shard_size=200MB", lambda r: r.export.max_shard_size == 200_000_000),
+        ("export.max_shard_size=7", lambda r: r.export.max_shard_size == 7),
+        ("quantize.rules=[{match: a=b, scheme: c}]", lambda r: r.quantize.rules[0].match == "a=b"),
+        ("quantize={scheme: keep}", lambda r: r.quantize.scheme == "keep"),
+        ("verify.level='structure'", lambda r: r.verify.level == "structure"),
+    ],
+)  # fmt: skip
+def test_a_flag_overrides_the_file(override, read):
+    assert read(read_recipe("fp8-block", [override, "vision=drop"]))
+
+
+def test_the_last_flag_wins():
+    assert read_recipe("fp8-block", ["mtp=drop", "mtp=keep"]).mtp == "keep"
+
+
+def test_a_flag_may_name_a_section_the_file_lacks(tmp_path):
+    name = written(tmp_path, "layout: text\n")
+    assert read_recipe(name, ["quantize.scheme=keep"]).quantize.scheme == "keep"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("layout", "--set 'layout', expected KEY=VALUE"),
+        ("=text", "expected KEY=VALUE"),
+        ("", "expected KEY=VALUE"),
+        ("layuot=text", "did you mean 'layout'"),
+        ("quantize.sheme=keep", "did you mean 'scheme'"),
+        ("layout.deep=1", "layout is a value, not a section"),
+        ("quantize.rules.0.scheme=keep", "quantize.rules: Input should be"),
+        ("layout=", "layout: .*got None"),
+        ("layout=hub", "layout hub names vision"),
+        ("layout={", "--set layout is not a recipe"),
+        ("layout=*x", "--set layout is not a recipe: it has an alias"),
+        ("quantize.rules=[{match: a}]", "rules.0.scheme: Field required"),
+        ("..=1", "there is no key ''"),
+    ],
+)
+def test_a_wrong_flag_is_refused(override, message):
+    refused("fp8-block", message, override)
+
+
+def test_overrides_leave_the_given_values_alone():
+    values = {"quantize": {"scheme": "fp8-block"}}
+    assert build_recipe(values, ["quantize.scheme=keep"]).quantize.scheme == "keep"
+    assert values == {"quantize": {"scheme": "fp8-block"}}
+
+
+@given(st.integers(0, 10**12), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " ", "  "]))
+def test_a_whole_size_is_exact_in_any_spelling(count, unit, space):
+    for spelling in (unit, unit.lower(), unit.capitalize()):
+        assert parse_size(f"{space}{count}{space}{spelling}{space}") == count * UNITS[unit]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("5GB", 5 * 10**9), ("0.5 GB", 5 * 10**8), ("1GiB", 2**30), ("1.5kb", 1500), ("12", 12)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-5GB", "5 apples", "5GBB", "1e9", ".5GB", "5.", "0x10", "inf", "nan",
+             "9" * 400 + "GB", "\u0665GB", "5 G B"],
+)  # fmt: skip
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is no size"):
+        parse_size(text)
+
+
+@given(
+    layout=st.sampled_from(["text", "hub", "same"]),
+    experts=st.sampled_from(["split", "fused", "same"]),
+    mtp=st.sampled_from(["keep", "drop"]),
+    scale=st.sampled_from(["pow2", "float32", "bfloat16"]),
+)
+def test_a_resolved_recipe_resolves_to_itself(layout, experts, mtp, scale):
+    values = {"layout": layout, "experts": experts, "mtp": mtp, "quantize": {"scale": scale}}
+    recipe = build_recipe(values)
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
