@@ -58,6 +58,11 @@ class Checkpoint:
         """Give the pages under a view of tensor `name` back to the system."""
         self.files[self.where[name]].release(view)
 
+    def release_all(self) -> None:
+        """Give back whatever is mapped, after reading here and there."""
+        for file in self.files.values():
+            file.release_all()
+
     @cached_property
     def layout(self) -> Layout:
         """Return what the tensors say this checkpoint is."""

@@ -191,6 +191,11 @@ class SafetensorsFile:
         _drop(self._map, start, stop)
         return True
 
+    def release_all(self) -> None:
+        """Drop every page of this file from memory; views stay valid and are read again."""
+        if self._map is not None:
+            _drop(self._map, 0, len(self._map))
+
 
 def _drop(mapped: mmap.mmap, start: int, stop: int) -> None:
     """Unmap the pages of a range and those around it that came along.

@@ -116,7 +116,10 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
         return result
 
     with ThreadPoolExecutor(max_workers=checks.workers) as pool:
-        return list(pool.map(one, names))
+        compared = list(pool.map(one, names))
+    artifact.release_all()
+    source.release_all()
+    return compared
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:
