@@ -32,6 +32,7 @@ SIDE_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "video_preprocessor_config.json",
     "vocab.json",
 )  # fmt: skip
+MAX_MAPPED = 32 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,23 +46,31 @@ class Checkpoint:
     where: dict[str, str]
     indexed: bool = False
     notes: list[str] = field(default_factory=list)
+    _touched: int = field(default=0, init=False, repr=False)
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Return every tensor by its stored name."""
+        return self._infos
+
+    @cached_property
+    def _infos(self) -> Mapping[str, TensorInfo]:
         return {name: self.files[file].header.infos[name] for name, file in self.where.items()}
 
     def read(self, name: str) -> Tensor:
         """Return a view on a stored tensor."""
         return self.files[self.where[name]].read(name)
 
-    def release(self, name: str, view: Tensor) -> None:
-        """Give the pages under a view of tensor `name` back to the system."""
-        self.files[self.where[name]].release(view)
+    def release(self, nbytes: int) -> None:
+        """Say that so many mapped bytes have been read: every 32 MB all pages are given back.
 
-    def release_all(self) -> None:
-        """Give back whatever is mapped, after reading here and there."""
-        for file in self.files.values():
-            file.release_all()
+        All, because the kernel maps up to 2 MB around a page that is touched; not each time,
+        because what another thread is reading has to be mapped again. Views stay valid.
+        """
+        self._touched += nbytes
+        if self._touched >= MAX_MAPPED:
+            self._touched = 0
+            for file in self.files.values():
+                file.release()
 
     @cached_property
     def layout(self) -> Layout:

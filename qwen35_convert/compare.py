@@ -69,8 +69,6 @@ def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compare
     failures: tuple[Failure, ...] = ()
     if not equal or error.outside:
         failures = (Failure(atom.stored, diagnose(artifact, source, name)),)
-    ours.close()
-    theirs.close()
     return Compared(name, atom.stored, atom.role, scheme, error, failures)
 
 

@@ -165,7 +165,6 @@ def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) 
             _encode(value, row, sink, worker)
         except QuantError as failure:
             raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
-    value.close()
 
 
 def _keep(value: Value, row: Row, sink: FolderSink) -> None:

@@ -116,10 +116,7 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
         return result
 
     with ThreadPoolExecutor(max_workers=checks.workers) as pool:
-        compared = list(pool.map(one, names))
-    artifact.release_all()
-    source.release_all()
-    return compared
+        return list(pool.map(one, names))
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:

@@ -48,20 +48,8 @@ class Value:
             yield start, min(start + step, count)
 
     def release(self, start: int, stop: int) -> None:
-        """Give the pages under these rows back."""
-        self.source.release(self.atom.stored, self.data[start:stop])
-
-    def close(self) -> None:
-        """Give back what a copying operation has left mapped."""
-        if self.atom.ops:
-            stored = self.source.read(self.atom.stored)
-            if self.data.numel() and not _inside(self.data, stored):
-                self.source.release(self.atom.stored, stored)
-
-
-def _inside(part: Tensor, whole: Tensor) -> bool:
-    start = part.data_ptr() - whole.data_ptr()
-    return 0 <= start < whole.numel() * whole.element_size()
+        """Say that these rows have been read, so that their pages can be given back."""
+        self.source.release(self.data[start:stop].nbytes)
 
 
 def open_value(source: Checkpoint, atom: Atom) -> Value:

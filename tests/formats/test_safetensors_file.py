@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 import tempfile
 import threading
@@ -18,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from formats.safetensors_file import (
-    FAULT_AROUND,
     MAX_HEADER,
     TORCH_NAMES,
     SafetensorsFile,
@@ -265,15 +263,13 @@ def test_a_view_is_read_only_bytes_of_the_file(tmp_path):
     assert one.data_ptr() == two.data_ptr()
 
 
-def test_only_views_of_the_file_are_released(tmp_path):
+def test_a_view_stays_valid_when_its_pages_are_given_back(tmp_path):
     file = SafetensorsFile(write_ours(tmp_path / "x", {"a": ("F32", tensor_of("F32", (8, 8)))}))
-    assert not file.release(torch.zeros(4))
+    file.release()
     view = file.read("a")
-    assert file.release(view)
-    assert file.release(view[2:5])
-    assert not file.release(view.T)
-    assert not file.release(view.clone())
-    assert bytes_of(view) == bytes_of(file.read("a"))
+    before = bytes_of(view)
+    file.release()
+    assert bytes_of(view) == before
 
 
 def resident(path: Path) -> int:
@@ -304,27 +300,9 @@ def test_release_gives_the_pages_back(large):
     assert resident(large) < 1 << 20
     assert int(view.max()) == 7
     assert resident(large) >= 64 << 20
-    file.release(view)
+    file.release()
     assert resident(large) == 0
     assert int(view[12345]) == 7
-
-
-@needs_smaps
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_reading_in_odd_pieces_leaves_no_page_behind(large, shuffled):
-    """The kernel maps up to 2 MiB around a touched page, on both sides of it."""
-    file, step, peak = SafetensorsFile(large), 104_729, 0
-    view = file.read("a")
-    starts = list(range(0, len(view), step))
-    if shuffled:
-        random.Random(35).shuffle(starts)
-    for start in starts:
-        piece = view[start : start + step]
-        assert int(piece.min()) == 7
-        peak = max(peak, resident(large)) if start % 16 == 0 else peak
-        file.release(piece)
-    assert peak <= step + 2 * FAULT_AROUND
-    assert resident(large) == 0
 
 
 def test_threads_share_one_map(tmp_path):

@@ -53,7 +53,7 @@ def test_a_bundled_recipe_resolves_to_plain_values():
         "name": "fp8-block", "layout": "text", "experts": "split", "mtp": "keep",
         "vision": "drop", "quantize": {"scheme": "fp8-block", "scale": "pow2", "rules": ()},
         "export": {"format": "safetensors", "max_shard_size": 5_000_000_000},
-        "verify": {"level": "tensors"},
+        "verify": {"level": "tensors", "text": "default", "max_kl": None, "min_top1": None},
     }  # fmt: skip
 
 
