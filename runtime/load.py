@@ -1,0 +1,281 @@
+"""A checkpoint's weights on a device, in a dtype: one layer at a time, or the whole model.
+
+Any layout that `formats` recognises is read through its atoms, so fused or split experts, the hub's
+or a text-only namespace and FP8 of either kind come out the same. Linears that share their input
+are stored as one: gate and up, q with its gates, k and v, and the four projections of the delta
+rule. Rows are copied a few megabytes at a time and their pages are given back.
+
+FP8 weights are decoded, codes * scale rounded once to the dtype, or with `keep_fp8` stay codes and
+scales wherever the blocks of what is stored together line up; elsewhere they are decoded.
+A_log, dt_bias and the norm of the delta rule stay float32 where the checkpoint has float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from formats.checkpoint import Checkpoint
+from formats.config import Config
+from formats.tensor import FormatError
+from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, Weight
+from runtime.kernels.moe import Experts, MoeWeights
+from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
+from runtime.values import Value, open_value
+
+FLOAT32_ROLES = ("A_log", "dt_bias", "gdn_norm")
+Expert = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def load_model(
+    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype, *,
+    keep_fp8: bool = False, dynamic_fp8: bool = False,
+) -> Model:  # fmt: skip
+    """Return the text model, with its MTP head if there is one.
+
+    keep_fp8     FP8 weights stay codes and scales
+    dynamic_fp8  and inputs of more than 16 rows are quantised too
+
+    FormatError if the checkpoint's tensors are not what its config says.
+    """
+    check(checkpoint)
+    loader = Loader(checkpoint, torch.device(device), dtype, keep_fp8, dynamic_fp8)
+    embed, layout = loader.tensor("embed_tokens"), checkpoint.layout
+    return Model(
+        config=checkpoint.config,
+        embed=embed,
+        layers=tuple(loader.layer(i) for i in range(len(checkpoint.config.layer_types))),
+        norm=loader.tensor("norm"),
+        head=embed if layout.tied else loader.linear("lm_head"),
+        mtp=loader.mtp() if layout.form.mtp_layers else None,
+    )
+
+
+def load_layer(
+    checkpoint: Checkpoint, i: int, device: torch.device | str, dtype: torch.dtype, *,
+    keep_fp8: bool = False,
+) -> Layer:  # fmt: skip
+    """Return decoder layer i; nothing else is read."""
+    return Loader(checkpoint, torch.device(device), dtype, keep_fp8).layer(i)
+
+
+def check(checkpoint: Checkpoint) -> None:
+    """Raise FormatError, naming the first of them, if the checkpoint has problems."""
+    problems = checkpoint.layout.problems
+    if problems:
+        more = f"\n  and   {len(problems) - 1} more problems" if len(problems) > 1 else ""
+        raise FormatError(f"{problems[0]}{more}")
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Reads weights by the names of the family table.
+
+    lazy_experts  experts are read when they are asked for, and not kept (without a GPU only)
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    keep_fp8: bool = False
+    dynamic_fp8: bool = False
+    lazy_experts: bool = False
+
+    @property
+    def config(self) -> Config:
+        """Return the checkpoint's config."""
+        return self.checkpoint.config
+
+    def layer(self, i: int) -> Layer:
+        """Return decoder layer i."""
+        return self._layer(f"layers.{i}.", self.config.layer_types[i])
+
+    def mtp(self) -> Mtp:
+        """Return the multi-token prediction head: its first layer, which is the only one."""
+        return Mtp(
+            norm_embedding=self.tensor("mtp.pre_fc_norm_embedding"),
+            norm_hidden=self.tensor("mtp.pre_fc_norm_hidden"),
+            fc=self.linear("mtp.fc"),
+            layer=self._layer("mtp.layers.0.", "full_attention"),
+            norm=self.tensor("mtp.norm"),
+        )
+
+    def tensor(self, *names: str) -> Tensor:
+        """Return the named tensors as one, decoded, joined along their rows."""
+        values = [self.open(name) for name in names]
+        out = self._empty(_joined_shape(values), self._dtype_of(values[0]))
+        _fill(out, values)
+        return out
+
+    def linear(self, *names: str) -> Weight:
+        """Return the weights of linears with one input as one, in FP8 if it is kept."""
+        edge = self._edge(names)
+        if edge is None:
+            return self.tensor(*names)
+        values = [self.open(name) for name in names]
+        return self._fp8(_joined_shape(values), edge, [values])
+
+    def open(self, name: str) -> Value:
+        """Open one tensor for reading."""
+        return open_value(self.checkpoint, self.checkpoint.layout.atoms[name])
+
+    def rows(self, value: Value, index: slice | Tensor) -> Tensor:
+        """Return chosen rows of a tensor, decoded."""
+        return _decode(value, index).to(self.device, self.dtype)
+
+    def _layer(self, prefix: str, kind: str) -> Layer:
+        return Layer(
+            input_norm=self.tensor(prefix + "input_layernorm"),
+            mixer=self._gdn(prefix + "linear_attn.")
+            if kind == "linear_attention"
+            else self._attention(prefix + "self_attn."),
+            post_norm=self.tensor(prefix + "post_attention_layernorm"),
+            feed_forward=self._moe(prefix + "mlp.") if self.config.moe else self._mlp(prefix),
+        )
+
+    def _gdn(self, prefix: str) -> Gdn:
+        return Gdn(
+            qkvz=self.linear(prefix + "in_proj_qkv", prefix + "in_proj_z"),
+            ba=self.linear(prefix + "in_proj_b", prefix + "in_proj_a"),
+            conv=self.tensor(prefix + "conv1d"),
+            dt_bias=self.tensor(prefix + "dt_bias"),
+            A_log=self.tensor(prefix + "A_log"),
+            norm=self.tensor(prefix + "norm"),
+            out=self.linear(prefix + "out_proj"),
+        )
+
+    def _attention(self, prefix: str) -> Attention:
+        return Attention(
+            qkv=self.linear(*(prefix + part for part in ("q_proj", "k_proj", "v_proj"))),
+            q_norm=self.tensor(prefix + "q_norm"),
+            k_norm=self.tensor(prefix + "k_norm"),
+            out=self.linear(prefix + "o_proj"),
+        )
+
+    def _mlp(self, prefix: str) -> FeedForward:
+        up, down = _expert(prefix + "mlp.")
+        return Mlp(self.linear(*up), self.linear(*down))
+
+    def _moe(self, prefix: str) -> FeedForward:
+        """Return a mixture of experts; a shared expert of their form and size joins the stack."""
+        experts = [_expert(f"{prefix}experts.{e}.") for e in range(self.config.sizes["E"])]
+        shared = _expert(prefix + "shared_expert.")
+        router, gate = prefix + "gate", prefix + "shared_expert_gate"
+        if self._absorbs(experts[0], shared):
+            ups, downs = zip(*experts, shared, strict=True)
+            return MoeWeights(self.tensor(router, gate), self._stack(ups), self._stack(downs))
+        ups, downs = zip(*experts, strict=True)
+        return MoeWeights(
+            self.tensor(router), self._stack(ups), self._stack(downs), self.tensor(gate),
+            self.linear(*shared[0]), self.linear(*shared[1]),
+        )  # fmt: skip
+
+    def _absorbs(self, expert: Expert, shared: Expert) -> bool:
+        sizes = self.config.sizes
+        alike = all(self._edge(a) == self._edge(b) for a, b in zip(expert, shared, strict=True))
+        return sizes["F"] == sizes["S"] and alike
+
+    def _stack(self, groups: Sequence[tuple[str, ...]]) -> Experts:
+        """Return one weight for each group of names: stacked, or read when asked for."""
+        if self.lazy_experts:
+            return _LazyExperts(self, groups)
+        edges = {self._edge(names) for names in groups}
+        edge = edges.pop() if len(edges) == 1 else None
+        shape = (len(groups), *_joined_shape([self.open(name) for name in groups[0]]))
+        opened = ([self.open(name) for name in names] for names in groups)
+        if edge is not None:
+            return self._fp8(shape, edge, opened)
+        out = self._empty(shape, self.dtype)
+        for one, values in zip(out, opened, strict=True):
+            _fill(one, values)
+        return out
+
+    def _edge(self, names: tuple[str, ...]) -> int | None:
+        """Return how many rows share a scale in a weight that stays FP8; None: it is decoded."""
+        values = [self.open(name) for name in names]
+        edges = {_scale_edge(value) for value in values}
+        if not self.keep_fp8 or len(edges) > 1:
+            return None
+        edge = edges.pop()
+        aligned = edge == 1 or all(value.data.shape[0] % BLOCK == 0 for value in values[:-1])
+        return edge if aligned else None
+
+    def _fp8(self, shape: tuple[int, ...], edge: int, groups: Iterable[list[Value]]) -> Fp8Weight:
+        """Return codes and scales of groups of weights: one group, or a stack of them."""
+        *_, rows, columns = shape
+        grid = (rows, 1) if edge == 1 else (-(-rows // BLOCK), -(-columns // BLOCK))
+        codes = self._empty(shape, torch.float8_e4m3fn)
+        scale = self._empty((*shape[:-2], *grid), torch.float32)
+        codes_, scale_ = codes.view(-1, rows, columns), scale.view(-1, *grid)
+        for one, its_scale, values in zip(codes_, scale_, groups, strict=True):
+            its_scale.copy_(torch.cat([_scales(value)[::edge] for value in values]))
+            _fill(one, values, decode=False)
+        return Fp8Weight(codes, scale, self.dynamic_fp8)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def _dtype_of(self, value: Value) -> torch.dtype:
+        wide = value.atom.role in FLOAT32_ROLES and value.atom.dtype == "F32"
+        return torch.float32 if wide else self.dtype
+
+
+@dataclass(frozen=True)
+class _LazyExperts:
+    """Experts that are read from the checkpoint each time one is asked for."""
+
+    loader: Loader
+    groups: Sequence[tuple[str, ...]]
+
+    def __getitem__(self, expert: int) -> Weight:
+        return self.loader.linear(*self.groups[expert])
+
+
+def _expert(prefix: str) -> Expert:
+    """Return the names of a gated feed-forward: its gate and up, which are stored as one; down."""
+    return (prefix + "gate_proj", prefix + "up_proj"), (prefix + "down_proj",)
+
+
+def _joined_shape(values: Sequence[Value]) -> tuple[int, ...]:
+    return (sum(value.data.shape[0] for value in values), *values[0].data.shape[1:])
+
+
+def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
+    """Copy values one below the other into `out`, and give their pages back."""
+    start = 0
+    for value in values:
+        num_rows = value.data.shape[0]
+        for first, last in value.chunks():
+            rows = slice(first, last)
+            part = _decode(value, rows) if decode else value.data[rows]
+            out[start + first : start + last].copy_(part)
+        value.release(0, num_rows)
+        start += num_rows
+
+
+def _decode(value: Value, index: slice | Tensor) -> Tensor:
+    """Return rows as stored, or codes * scale in float32."""
+    if value.scale is None:
+        return value.data[index]
+    codes, scale = value.data.view(torch.uint8)[index], value.scale[index]
+    if scale.shape[1] > 1:
+        scale = scale.repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
+    return codes.view(torch.float8_e4m3fn).float() * scale
+
+
+def _scales(value: Value) -> Tensor:
+    assert value.scale is not None, "only FP8 weights have scales"
+    return value.scale
+
+
+def _scale_edge(value: Value) -> int | None:
+    """Return how many rows share a scale: 1, 128, or None without one scale to 128 rows."""
+    if value.scale is None:
+        return None
+    if value.scale.shape[1] == 1:
+        return 1
+    by_block = value.scale[::BLOCK].repeat_interleave(BLOCK, 0)[: value.scale.shape[0]]
+    return BLOCK if torch.equal(by_block, value.scale) else None

@@ -1,0 +1,281 @@
+"""The text model of Qwen3.5, dense and mixture of experts: from token ids to logits.
+
+    x = embed[id]
+    x = x + mixer(norm(x));  x = x + feed_forward(norm(x))      each layer, in the model dtype
+    logits = head(norm(x))
+
+    delta rule   q, k, v = silu(conv(W_qkv x));  out = W_o gated_norm(delta_rule(q, k, v, a, b), z)
+    attention    q, gate, k, v = W_qkv x;  out = W_o (attend(rope(norm(q)), rope(norm(k)), v)
+                 * sigmoid(gate))
+    MTP head     h' = layer(fc [norm(embed[next id]), norm(h)]);  logits = head(norm(h'))
+
+Source: transformers, modeling_qwen3_5 and modeling_qwen3_5_moe; for the MTP head, which it does not
+have, vLLM's qwen3_5_mtp.
+Traps: sizes are those of config.json, never derived (head_dim is not hidden / heads). q_proj holds
+for each head its query, then its gate. The MTP head takes the embedding first and the hidden state
+*after* the final norm.
+
+Shape letters: T packed tokens, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from formats.config import Config
+from runtime.kernels.attention import (
+    attention_decode,
+    attention_prefill,
+    kv_write,
+    split_query_gate,
+)
+from runtime.kernels.conv1d import conv1d_prefill, conv1d_step
+from runtime.kernels.gated_delta import gated_delta_prefill, gated_delta_step
+from runtime.kernels.gemm_fp8 import Weight, linear
+from runtime.kernels.mlp import mlp
+from runtime.kernels.moe import MoeWeights, moe_block
+from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.rope import qk_norm_rope, rope_cos_sin
+from runtime.state import Batch, Pools
+
+
+@dataclass(frozen=True)
+class Gdn:
+    """Gated delta rule. Rows of qkvz: q, k, v, z; of ba: b, which becomes beta, then a, the decay.
+
+    qkvz [C + V*v, H], ba [2V, H], conv [C, 1, K], dt_bias and A_log [V], norm [v], out [H, V*v]
+    """
+
+    qkvz: Weight
+    ba: Weight
+    conv: Tensor
+    dt_bias: Tensor
+    A_log: Tensor
+    norm: Tensor
+    out: Weight
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Gated attention. Rows of qkv: query and gate of each head in turn, all keys, all values.
+
+    qkv [(2*nh + 2*nkv) * d, H], q_norm and k_norm [d], out [H, nh*d]
+    """
+
+    qkv: Weight
+    q_norm: Tensor
+    k_norm: Tensor
+    out: Weight
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Dense feed-forward: gate_up [2I, H], gate rows first, and down [H, I]."""
+
+    gate_up: Weight
+    down: Weight
+
+
+FeedForward = Mlp | MoeWeights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer."""
+
+    input_norm: Tensor
+    mixer: Gdn | Attention
+    post_norm: Tensor
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
+class Mtp:
+    """Multi-token prediction head: fc [H, 2H] and one full-attention layer between norms [H]."""
+
+    norm_embedding: Tensor
+    norm_hidden: Tensor
+    fc: Weight
+    layer: Layer
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """All weights. A tied head is `embed` itself."""
+
+    config: Config
+    embed: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Weight
+    mtp: Mtp | None
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are."""
+        return self.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the model dtype: that of the residual stream."""
+        return self.embed.dtype
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers of a forward pass share: the batch and its (cos, sin)."""
+
+    config: Config
+    batch: Batch
+    angles: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(config: Config, batch: Batch, dtype: torch.dtype) -> Context:
+        """Return the context of a batch; text has one position for each token, so plain rope."""
+        rotated = int(config.sizes["HD"] * config.rope.partial)
+        angles = rope_cos_sin(batch.positions, rotated, config.rope.theta, None, dtype)
+        return Context(config, batch, angles)
+
+
+def hidden_states(model: Model, pools: Sequence[Pools], batch: Batch) -> Tensor:
+    """Return the hidden states [T, H] after the final norm; the pools move on.
+
+    pools  of each layer, as `State.pools` gives them
+    """
+    context = Context.of(model.config, batch, model.dtype)
+    x, update = F.embedding(batch.ids, model.embed), None
+    for layer, pool in zip(model.layers, pools, strict=True):
+        x, update = decoder_layer(x, update, layer, pool, context)
+    return final_norm(x, update, model.norm, model.config.eps)
+
+
+def draft_states(model: Model, pools: Pools, batch: Batch, hidden_TH: Tensor) -> Tensor:
+    """Return the MTP head's hidden states [T, H]: `logits` of them predict one token further on.
+
+    batch      ids are the tokens *after* those of hidden_TH; positions are those of hidden_TH
+    hidden_TH  [T, H] from `hidden_states`
+    """
+    mtp, config = model.mtp, model.config
+    assert mtp is not None, "the model has no MTP head"
+    embedding = rmsnorm(F.embedding(batch.ids, model.embed), mtp.norm_embedding, config.eps)
+    hidden = rmsnorm(hidden_TH, mtp.norm_hidden, config.eps)
+    x = linear(torch.cat([embedding, hidden], -1), mtp.fc)
+    context = Context.of(config, batch, model.dtype)
+    x, update = decoder_layer(x, None, mtp.layer, pools, context)
+    return final_norm(x, update, mtp.norm, config.eps)
+
+
+def logits(model: Model, hidden_TH: Tensor) -> Tensor:
+    """Return the logits [T, V] in the model dtype."""
+    return linear(hidden_TH, model.head)
+
+
+def final_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    """Return norm(x + update)."""
+    if update is None:
+        return rmsnorm(x, weight, eps)
+    return add_rmsnorm(update, x, weight, eps)[0]
+
+
+def decoder_layer(
+    x: Tensor, update: Tensor | None, layer: Layer, pools: Pools, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Return (x, update): the residual stream after the layer is their sum.
+
+    The last addition is left to the next norm, which does it in the same kernel.
+    """
+    eps = context.config.eps
+    if update is None:
+        normed = rmsnorm(x, layer.input_norm, eps)
+    else:
+        normed, x = add_rmsnorm(update, x, layer.input_norm, eps)
+    mixed = mix(normed, layer.mixer, pools, context)
+    normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps)
+    return x, feed_forward(normed, layer.feed_forward, context.config)
+
+
+def mix(x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context) -> Tensor:
+    """Return what the layer's mixer makes of normed x [T, H]; the pools move on."""
+    if isinstance(mixer, Gdn):
+        return gdn(x, mixer, pools, context)
+    return attention(x, mixer, pools, context)
+
+
+def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
+    """Return what the layer's feed-forward makes of normed x [T, H]."""
+    if isinstance(weights, Mlp):
+        return mlp(x, weights.gate_up, weights.down)
+    return moe_block(x, weights, config.sizes["TOPK"])
+
+
+def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
+    """Return the gated delta rule's output [T, H]; states and histories move on."""
+    config, channels = context.config, w.conv.shape[0]
+    heads, value = config.sizes["NV"], config.sizes["DV"]
+    qkv, z = torch.split(linear(x, w.qkvz), [channels, heads * value], -1)
+    b, a = linear(x, w.ba).chunk(2, -1)
+    o = delta_rule(qkv, a, b, w, pools, context)
+    o = gated_rmsnorm(o, z.view(-1, heads, value), w.norm, config.eps)
+    return linear(o.flatten(1), w.out)
+
+
+def delta_rule(qkv: Tensor, a: Tensor, b: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
+    """Return the rule's output [T, V, v]: decode rows in steps, the rest in chunks."""
+    (conv_pool, state_pool), batch = pools, context.batch
+    parts = []
+    for rows, slots, before in batch.steps():
+        if before is not None:
+            for pool in pools:
+                pool.index_copy_(0, slots, pool.index_select(0, before))
+        mixed = split_heads(conv1d_step(qkv[rows], w.conv, conv_pool, slots), context.config)
+        gates = a[rows], b[rows], w.A_log, w.dt_bias
+        parts.append(gated_delta_step(*mixed, *gates, state_pool, slots))
+    if batch.num_prefills:
+        rows, bounds = slice(batch.num_decodes, None), batch.cu_seqlens
+        slots = batch.states[rows]
+        qkv = conv1d_prefill(qkv[rows], w.conv, conv_pool, slots, bounds)
+        gates = a[rows], b[rows], w.A_log, w.dt_bias
+        mixed = split_heads(qkv, context.config)
+        parts.append(gated_delta_prefill(*mixed, *gates, state_pool, slots, bounds))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def split_heads(qkv: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the views q, k [T, heads, k] and v [T, V, v]."""
+    sizes = config.sizes
+    keys, values = (sizes["NK"], sizes["DK"]), (sizes["NV"], sizes["DV"])
+    widths = [keys[0] * keys[1], keys[0] * keys[1], values[0] * values[1]]
+    q, k, v = torch.split(qkv, widths, -1)
+    return q.view(-1, *keys), k.view(-1, *keys), v.view(-1, *values)
+
+
+def attention(x: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
+    """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
+    sizes, batch = context.config.sizes, context.batch
+    heads, kv_heads, dim = sizes["NH"], sizes["NKV"], sizes["HD"]
+    widths = [2 * heads * dim, kv_heads * dim, kv_heads * dim]
+    query_gate, k, v = torch.split(linear(x, w.qkv), widths, -1)
+    q, gate = split_query_gate(query_gate, heads, dim)
+    k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
+    q, k = qk_norm_rope(q, k, w.q_norm, w.k_norm, *context.angles, context.config.eps)
+    kv_write(k, v, *pools, batch.token_slots, batch.positions)
+    return linear(attend(q, gate, pools, batch).flatten(1), w.out)
+
+
+def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
+    """Return the gated attention [T, n, d] of the decode rows, then of the prefills."""
+    decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
+    parts = []
+    if batch.num_decodes:
+        slots = batch.slots[decodes]
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, slots, batch.lengths))
+    if batch.num_prefills:
+        at = batch.slots[prefills], batch.cu_seqlens, batch.starts
+        parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

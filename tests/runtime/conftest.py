@@ -1,0 +1,27 @@
+"""Without a GPU the Triton kernels are defined for the interpreter, and tests run them there.
+
+The variable must be there before anything imports triton, and transformers imports it too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from runtime.kernels.launch import HAS_TRITON, interpreting
+
+
+@pytest.fixture
+def interpreter():
+    """Let every wrapper launch its Triton kernel, in the interpreter."""
+    if torch.cuda.is_available():
+        pytest.skip("the kernels are compiled here: hide the GPU to test them in the interpreter")
+    if not HAS_TRITON:
+        pytest.skip("triton is not installed")
+    with interpreting():
+        yield

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import runtime.model as model_module
+from formats.checkpoint import open_checkpoint
+from runtime.kernels.gated_delta import gated_delta_prefill
+from runtime.kernels.launch import interpreting
+from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.model import draft_states, hidden_states, logits
+from runtime.state import Batch, Span
+from tests.checkpoints import hub_config, make_weights, write_checkpoint
+from tests.formats.layouts import to_fp8
+from tests.runtime.models import (
+    SHORT,
+    distance,
+    full,
+    load,
+    mean_kl,
+    needs_cuda,
+    pools_for,
+    run,
+    some_ids,
+    state_of,
+    text_ids,
+    transformers_logits,
+    write,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FLOAT32 = 1e-5
+# a planted fault has to stand out from rounding by this factor, else the comparison proves little
+FAULT = 100 * FLOAT32
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A dense model, three value heads per key head; ids; what transformers makes of them."""
+    folder = write(tmp_path_factory.mktemp("tiny") / "dense")
+    model = load(folder)
+    ids = some_ids(75, model)
+    return folder, model, ids, transformers_logits(folder, ids)
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("tiny") / "moe", moe=True, ratio=2)
+    model = load(folder)
+    ids = some_ids(75, model)
+    return folder, model, ids, transformers_logits(folder, ids)
+
+
+def test_the_trained_model_has_the_logits_of_transformers(nano):
+    model = load(nano)
+    ids = some_ids(150, model)
+    assert distance(full(model, ids), transformers_logits(nano, ids)) < FLOAT32
+
+
+@pytest.mark.parametrize("is_moe", [False, True], ids=["dense", "moe"])
+@pytest.mark.parametrize("ratio", [1, 2, 3, 4])
+def test_logits_are_those_of_transformers(tmp_path, is_moe, ratio):
+    folder = write(tmp_path, moe=is_moe, ratio=ratio, seed=ratio)
+    model = load(folder)
+    ids = some_ids(75, model)
+    assert distance(full(model, ids), transformers_logits(folder, ids)) < FLOAT32
+
+
+def test_a_tied_head_is_the_embedding(tmp_path):
+    config = hub_config(sizes="ragged", tie_word_embeddings=True, **SHORT)
+    weights = make_weights(config)
+    del weights["lm_head.weight"]
+    folder = write_checkpoint(tmp_path, config, weights)
+    model = load(folder)
+    assert model.head is model.embed
+    ids = some_ids(20, model)
+    assert distance(full(model, ids), transformers_logits(folder, ids)) < FLOAT32
+
+
+def test_bfloat16_is_as_close_to_transformers_as_two_of_its_attentions_are(nano, tmp_path):
+    """Rounding logits of 20 alone makes 1e-4. A_log is bfloat16, as transformers loads it."""
+    checkpoint = open_checkpoint(nano)
+    weights = {n: checkpoint.read(n).to(torch.bfloat16) for n in checkpoint.infos()}
+    config = json.loads((nano / "config.json").read_text())
+    folder = write_checkpoint(tmp_path, config, weights)
+    ids = text_ids(nano, 400)
+    got = full(load(folder, torch.bfloat16), ids)
+    sdpa, eager = (
+        transformers_logits(folder, ids, torch.bfloat16, name) for name in ("sdpa", "eager")
+    )
+    assert mean_kl(sdpa, got) <= mean_kl(sdpa, eager)
+    exact = transformers_logits(folder, ids)
+    assert mean_kl(exact, got) <= 1.2 * mean_kl(exact, sdpa)
+
+
+@pytest.mark.parametrize("which", ["tiny", "sparse"])
+def test_steps_give_what_prefill_gives(which, request):
+    _, model, ids, expected = request.getfixturevalue(which)
+    state, whole = pools_for(model), pools_for(model)
+    assert distance(run(model, ids, state, decode=30), expected) < FLOAT32
+    run(model, ids, whole)
+    for got, want in zip(state_of(state, 0, 75), state_of(whole, 0, 75), strict=True):
+        assert distance(got, want) < FLOAT32
+
+
+@settings(max_examples=10)
+@given(cuts=st.sets(st.integers(1, 74), max_size=5), decode=st.integers(0, 3))
+def test_a_prompt_may_come_in_any_parts(tiny, cuts, decode):
+    _, model, ids, expected = tiny
+    kept = sorted(cut for cut in cuts if cut < 75 - decode)
+    assert distance(run(model, ids, pools_for(model), cuts=kept, decode=decode), expected) < FLOAT32
+
+
+@torch.no_grad()
+def test_a_mixed_batch_gives_each_sequence_what_it_gets_alone(tiny):
+    """Two decode rows, a prefill that goes on, a fresh one, and a padding row between them."""
+    _, model, ids, _ = tiny
+    state = pools_for(model, slots=4)
+    for slot, length in ((0, 30), (1, 9), (2, 64)):
+        run(model, ids[:length], state, slot=slot)
+    one = [Span(ids[30:31], 30, 0, 0), Span([5], 0, -1, -1), Span(ids[9:10], 9, 1, 1)]
+    more = [Span(ids[64:75], 64, 2, 2), Span(ids[:17], 0, 3, 3)]
+    got = hidden_states(model, state.pools(), Batch.pack([one], more, model.device))
+    alone = full(model, ids)
+    rows = logits(model, got)
+    expected = torch.cat([alone[[30, 30, 9]], alone[64:75], alone[:17]])
+    rows[1] = expected[1]
+    assert distance(rows, expected) < FLOAT32
+
+
+@torch.no_grad()
+def test_a_later_wave_continues_a_copy_of_the_state(tiny):
+    """After one step of two waves both states are there: with the second token and without."""
+    _, model, ids, expected = tiny
+    state, other = pools_for(model, spares=1), pools_for(model)
+    run(model, ids[:40], state)
+    waves = [[Span(ids[40:41], 40, 0, 0)], [Span(ids[41:42], 41, 0, 2)]]
+    got = hidden_states(model, state.pools(), Batch.pack(waves, [], model.device))
+    assert distance(logits(model, got), expected[40:42]) < FLOAT32
+    for slot, length in ((0, 41), (2, 42)):
+        run(model, ids[:length], other, slot=1)
+        assert distance(state.recurrent[slot], other.recurrent[1]) < FLOAT32
+        assert distance(state.conv[slot], other.conv[1]) < FLOAT32
+        other.recurrent[1] = other.conv[1] = 0
+
+
+def test_280_tokens_pass_through_experts_smaller_than_the_convolution(tmp_path):
+    """Anything sized by the feed-forward would be too small here."""
+    folder = write(tmp_path, moe=True, moe_intermediate_size=4, shared_expert_intermediate_size=4)
+    model = load(folder)
+    ids = some_ids(280, model)
+    state = pools_for(model)
+    assert model.config.sizes["F"] < state.conv.shape[2]
+    assert distance(run(model, ids, state), transformers_logits(folder, ids)) < FLOAT32
+
+
+def test_a_misleading_intermediate_size_changes_nothing(sparse, tmp_path):
+    folder, _, ids, expected = sparse
+    raw = json.loads((folder / "config.json").read_text())
+    raw["text_config"]["intermediate_size"] = 8 * raw["text_config"]["moe_intermediate_size"]
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert distance(full(load(tmp_path), ids), expected) < FLOAT32
+
+
+def with_swapped(folder, tmp_path, one, other):
+    """Load the model with two kinds of tensors in each other's place."""
+    config = json.loads((folder / "config.json").read_text())
+    weights = make_weights(config)
+    swapped = {
+        name.replace(one, "?").replace(other, one).replace("?", other): value
+        for name, value in weights.items()
+    }
+    return load(write_checkpoint(tmp_path / "swapped", config, swapped))
+
+
+@pytest.mark.parametrize("pair", [("in_proj_a", "in_proj_b"), ("gate_proj", "up_proj")], ids=str)
+def test_swapped_projections_are_seen(tiny, tmp_path, pair):
+    folder, _, ids, expected = tiny
+    assert distance(full(with_swapped(folder, tmp_path, *pair), ids), expected) > FAULT
+
+
+def tiled(q, k, *rest):
+    repeat = rest[0].shape[1] // k.shape[1]
+    return gated_delta_prefill(q.repeat(1, repeat, 1), k.repeat(1, repeat, 1), *rest)
+
+
+def whole_halves(qg, num_heads, head_dim):
+    return qg.reshape(-1, 2, num_heads, head_dim).unbind(1)
+
+
+PATCHES = {
+    "heads tiled": {"gated_delta_prefill": tiled},
+    "query and gate as whole halves": {"split_query_gate": whole_halves},
+    "norms without + 1": {
+        "rmsnorm": lambda x, w, eps: rmsnorm(x, w - 1, eps),
+        "add_rmsnorm": lambda x, r, w, eps: add_rmsnorm(x, r, w - 1, eps),
+    },
+    "delta rule's norm with + 1": {
+        "gated_rmsnorm": lambda o, z, w, eps: gated_rmsnorm(o, z, w + 1, eps)
+    },
+}
+
+
+@pytest.mark.parametrize("fault", PATCHES)
+def test_a_fault_in_the_code_is_seen(tiny, monkeypatch, fault):
+    _, model, ids, expected = tiny
+    for name, replacement in PATCHES[fault].items():
+        monkeypatch.setattr(model_module, name, replacement)
+    assert distance(full(model, ids), expected) > FAULT
+
+
+def test_rope_over_the_whole_head_is_seen(tiny):
+    _, model, ids, expected = tiny
+    rope = dataclasses.replace(model.config.rope, partial=1.0)
+    wrong = dataclasses.replace(model, config=dataclasses.replace(model.config, rope=rope))
+    assert distance(full(wrong, ids), expected) > FAULT
+
+
+def test_a_history_off_by_one_token_is_seen(tiny):
+    _, model, ids, expected = tiny
+    state = pools_for(model)
+    run(model, ids[:74], state)
+    state.conv[0] = state.conv[0].roll(1, -1)
+    with torch.no_grad():
+        batch = Batch.pack([[Span(ids[74:], 74, 0, 0)]], [], model.device)
+        got = logits(model, hidden_states(model, state.pools(), batch))
+    assert distance(got, expected[74:]) > FAULT
+
+
+def by_hand(folder, hidden, following, *, embedding_first=True):
+    """Return the MTP head's logits [T, V] from its formula, for a dense model in float64."""
+    checkpoint = open_checkpoint(folder)
+    size, eps = checkpoint.config.sizes, checkpoint.config.eps
+    dim, heads, kv_heads = size["HD"], size["NH"], size["NKV"]
+    mtp = "mtp.layers.0."
+
+    def w(name):
+        atom = checkpoint.layout.atoms[name]
+        return checkpoint.read(atom.stored).double()
+
+    def norm(x, name):
+        return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (1 + w(name))
+
+    def rotated(x):
+        pairs = int(dim * checkpoint.config.rope.partial) // 2
+        angle = torch.arange(len(x))[:, None] * checkpoint.config.rope.theta ** -(
+            torch.arange(pairs) / pairs
+        )
+        turn = torch.polar(torch.ones_like(angle), angle).to(torch.complex128)[:, None]
+        turned = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * turn
+        return torch.cat([turned.real, turned.imag, x[..., 2 * pairs :]], -1)
+
+    both = [norm(w("embed_tokens")[following], "mtp.pre_fc_norm_embedding")]
+    both.append(norm(hidden.double(), "mtp.pre_fc_norm_hidden"))
+    x = torch.cat(both if embedding_first else both[::-1], -1) @ w("mtp.fc").T
+    y = norm(x, mtp + "input_layernorm")
+    query_gate = (y @ w(mtp + "self_attn.q_proj").T).view(-1, heads, 2, dim)
+    q = rotated(norm(query_gate[:, :, 0], mtp + "self_attn.q_norm"))
+    k = (y @ w(mtp + "self_attn.k_proj").T).view(-1, kv_heads, dim)
+    k = rotated(norm(k, mtp + "self_attn.k_norm"))
+    v = (y @ w(mtp + "self_attn.v_proj").T).view(-1, kv_heads, dim)
+    out = torch.zeros_like(q)
+    for t in range(len(x)):
+        for h in range(heads):
+            m = h // (heads // kv_heads)
+            out[t, h] = (k[: t + 1, m] @ q[t, h] / dim**0.5).softmax(0) @ v[: t + 1, m]
+    out = out * query_gate[:, :, 1].sigmoid()
+    x = x + out.flatten(1) @ w(mtp + "self_attn.o_proj").T
+    y = norm(x, mtp + "post_attention_layernorm")
+    gate = y @ w(mtp + "mlp.gate_proj").T
+    inner = gate * gate.sigmoid() * (y @ w(mtp + "mlp.up_proj").T)
+    x = norm(x + inner @ w(mtp + "mlp.down_proj").T, "mtp.norm")
+    return x @ w("embed_tokens" if checkpoint.layout.tied else "lm_head").T
+
+
+@torch.no_grad()
+def drafted(model, ids):
+    """Return (hidden states, the MTP head's logits) of all tokens but the last."""
+    state = pools_for(model, mtp_layers=1)
+    batch = Batch.pack([], [Span(ids[:-1], 0, 0, 0)], model.device)
+    hidden = hidden_states(model, state.pools(), batch)
+    after = Batch.pack([], [Span(ids[1:], 0, 0, 0)], model.device)
+    return hidden, logits(model, draft_states(model, state.mtp_pools(), after, hidden))
+
+
+def test_the_mtp_head_follows_its_formula(tiny):
+    folder, model, ids, _ = tiny
+    hidden, got = drafted(model, ids)
+    assert distance(got, by_hand(folder, hidden, ids[1:])) < FLOAT32
+    wrong = by_hand(folder, hidden, ids[1:], embedding_first=False)
+    assert distance(got, wrong) > FAULT
+
+
+def test_the_trained_mtp_head_takes_the_embedding_first(nano):
+    """What it was trained for, it does better: to predict the token after the next one."""
+    model, ids = load(nano), text_ids(nano, 200)
+    hidden, got = drafted(model, ids)
+    wrong = by_hand(nano, hidden, ids[1:], embedding_first=False)
+    loss, wrong_loss = (
+        torch.nn.functional.cross_entropy(x[:-1].double(), torch.tensor(ids[2:]))
+        for x in (got, wrong)
+    )
+    assert loss + 1 < wrong_loss
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_the_kernels_together_compute_the_model(tmp_path):
+    """In the interpreter: strides of views on fused projections, slots, chunks and steps."""
+    kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    model = load(write(tmp_path, moe=True, num_experts=3, **kinds))
+    ids = some_ids(5, model)
+    expected = full(model, ids)
+    with interpreting():
+        got = run(model, ids, pools_for(model), cuts=(1,), decode=1)
+    assert distance(got, expected) < FLOAT32
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("which", ["tiny", "sparse"])
+def test_a_gpu_computes_what_the_references_compute(which, request):
+    folder, _, ids, expected = request.getfixturevalue(which)
+    model = load(folder, device="cuda")
+    got = run(model, ids, pools_for(model), cuts=(64,), decode=5)
+    assert distance(got.cpu(), expected) < FLOAT32
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_gpu_in_bfloat16_is_as_close_to_float32_as_transformers_is(nano):
+    ids = text_ids(nano, 400)
+    model = load(nano, torch.bfloat16, "cuda")
+    exact = transformers_logits(nano, ids)
+    theirs = transformers_logits(nano, ids, torch.bfloat16)
+    for decode in (0, 20):
+        got = run(model, ids, pools_for(model), decode=decode).cpu()
+        assert mean_kl(exact, got) <= 1.2 * mean_kl(exact, theirs)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("is_moe", [False, True], ids=["dense", "moe"])
+def test_a_gpu_multiplies_with_fp8_weights(tmp_path, is_moe):
+    config = hub_config(moe=is_moe, hidden_size=256, **SHORT)
+    folder = write_checkpoint(tmp_path, config, to_fp8(make_weights(config)))
+    ids = some_ids(75, load(folder))
+    model = load(folder, device="cuda", keep_fp8=True)
+    got = run(model, ids, pools_for(model), decode=5)
+    assert distance(got.cpu(), full(load(folder), ids)) < FLOAT32
