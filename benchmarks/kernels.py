@@ -281,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += not line["passed"]
             show(line)
             if options.device == "cuda" and not options.check_only:
+                RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(line | told) + "\n")
     print(f"{failed} failed" if failed else "all passed")

@@ -102,7 +102,8 @@ def round_scale(amax: Tensor, mode: str) -> Tensor:
         exponent = ((amax.view(torch.int32) + 0x1FFFFF) >> 23) - 8
         scale = (exponent.clamp(min=1) << 23).view(torch.float32)
     else:
-        scale = (amax / E4M3_MAX).clamp(min=SMALLEST_SCALE)
+        # by a tensor: by a number, CUDA multiplies with its reciprocal, one ulp off
+        scale = (amax / torch.full_like(amax, E4M3_MAX)).clamp(min=SMALLEST_SCALE)
     return torch.where(amax == 0, 1.0, scale).to(SCALE_DTYPES[mode])
 
 

@@ -49,7 +49,7 @@ def _used(bound: Bound, rms: float, difference: Tensor, sizes: Tensor) -> float:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8)
+    return x.contiguous().flatten().view(torch.uint8)
 
 
 def tolerance(bound: Bound) -> str:

@@ -30,7 +30,9 @@ def quantize_rows_reference(x_MK: Tensor, group: int) -> tuple[Tensor, Tensor]:
     m, k = x_MK.shape
     num_groups = -(-k // group)
     x_MGg = pad(x_MK.float(), (0, num_groups * group - k)).view(m, num_groups, group)
-    scale = x_MGg.abs().amax(-1) / LARGEST_CODE
+    # by a tensor: by a number, CUDA multiplies with its reciprocal, one ulp off
+    amax = x_MGg.abs().amax(-1)
+    scale = amax / torch.full_like(amax, LARGEST_CODE)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     codes = (x_MGg / scale[..., None]).clamp(-LARGEST_CODE, LARGEST_CODE)
     return codes.to(torch.float8_e4m3fn).view(m, -1)[:, :k].contiguous(), scale
