@@ -6,6 +6,7 @@ never in memory whole, nor is the artifact; the table by layer shows where an er
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 ROW_TOKENS, MAX_ROWS = 512, 16
 DEFAULT = "default"
+M_MMAP_THRESHOLD, MAPPED_FROM = -3, 1 << 20  # malloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ def check_logits(
 
     from runtime.stream import compare_streams
 
+    _give_large_tensors_back()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = token_rows(source.folder, check.text)
     report = compare_streams(
@@ -51,6 +54,17 @@ def check_logits(
     )  # fmt: skip
     found = report.as_dict()
     return found, list(_shortfalls(found, check))
+
+
+def _give_large_tensors_back() -> None:
+    """Let freed tensors of a megabyte and more leave the process at once.
+
+    glibc learns to keep them: every layer freed raises the size from which it maps memory anew.
+    Measured on a 2 GB checkpoint: 450 MB of heap with that, 228 MB without.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
 
 
 def _shortfalls(found: dict[str, Any], check: LogitsCheck) -> Iterator[Failure]:
