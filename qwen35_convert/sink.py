@@ -22,7 +22,11 @@ OWN = (LOCK, JOURNAL)
 
 
 class OutputError(ValueError):
-    """OUT cannot be written, or must not be."""
+    """OUT cannot be written, or must not be; `left` says what is on the disk now."""
+
+    def __init__(self, message: str, left: str = "nothing was written") -> None:
+        super().__init__(message)
+        self.left = left
 
 
 def partial_of(out: Path) -> Path:
@@ -107,7 +111,9 @@ class FolderSink:
         try:
             _write_all(self._files[shard], data, start + offset)
         except OSError as error:
-            raise OutputError(f"{self.out}: writing {shard} failed: {error.strerror}") from None
+            left = f"what is done stays in {self.work}; the same command goes on from there"
+            message = f"{self.out}: writing {shard} failed: {error.strerror}"
+            raise OutputError(message, left) from None
 
     def sync(self) -> None:
         """Make what was written durable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -440,3 +441,26 @@ def test_a_stray_file_in_the_source_is_reported(tmp_path):
     save_file({"x": torch.zeros(2)}, source / "consolidated.safetensors")
     plan = api.plan(source, read_recipe("fp8-block"))
     assert any("consolidated.safetensors" in note for note in plan.notes)
+
+
+def test_a_disk_that_fills_up_is_refused_and_the_work_done_is_kept(tmp_path, monkeypatch):
+    source = dense(tmp_path / "in")
+    api.convert(source, tmp_path / "clean", read_recipe("fp8-block"))
+    writes = 0
+
+    def full(file: int, data: memoryview, offset: int) -> int:
+        nonlocal writes
+        writes += 1
+        if writes > 40:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return pwrite(file, data, offset)
+
+    pwrite = os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OutputError, match="No space left") as caught:
+            api.convert(source, tmp_path / "out", read_recipe("fp8-block"), workers=1)
+    assert str(partial_of(tmp_path / "out")) in caught.value.left
+    assert not (tmp_path / "out").exists()
+    api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
