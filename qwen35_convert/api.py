@@ -130,7 +130,7 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 class Options(TypedDict, total=False):
-    """How a conversion runs; nothing here changes a byte of its result.
+    """How a conversion runs; only `overrides`, and `verify` in the receipt, change its result.
 
     overrides  KEY=VALUE changes to the default recipe
     workers    threads (default: cores, at most 8)
