@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from formats.config import Config, read_config
 from formats.json_file import read_object
@@ -33,19 +33,53 @@ SIDE_FILES = (
     "vocab.json",
 )  # fmt: skip
 MAX_MAPPED = 32 << 20
+MAX_SIDE_BYTES = 128 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class TensorFile(Protocol):
+    """An open file of tensors: safetensors or GGUF."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """What it holds."""
+        ...
+
+    @property
+    def ranges(self) -> Mapping[str, tuple[int, int]]:
+        """First byte of each tensor in the file, and the one after its last."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """Return a view on a tensor."""
+        ...
+
+    def release(self) -> None:
+        """Give back all pages."""
+        ...
 
 
 @dataclass
 class Checkpoint:
-    """An opened checkpoint: a `Source` with its config, side files and what was noticed."""
+    """An opened checkpoint: a `Source` with its config, side files and what was noticed.
+
+    sides  side files that are not files: what a GGUF's metadata hold; None: they are in `folder`
+    gguf   the tensors come from GGUF files
+    """
 
     folder: Path
     config: Config
-    files: dict[str, SafetensorsFile]
+    files: Mapping[str, TensorFile]
     where: dict[str, str]
     indexed: bool = False
     notes: list[str] = field(default_factory=list)
+    sides: Mapping[str, bytes] | None = None
+    gguf: bool = False
     _touched: int = field(default=0, init=False, repr=False)
 
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -54,7 +88,7 @@ class Checkpoint:
 
     @cached_property
     def _infos(self) -> Mapping[str, TensorInfo]:
-        return {name: self.files[file].header.infos[name] for name, file in self.where.items()}
+        return {name: self.files[file].infos[name] for name, file in self.where.items()}
 
     def read(self, name: str) -> Tensor:
         """Return a view on a stored tensor."""
@@ -75,18 +109,39 @@ class Checkpoint:
     @cached_property
     def layout(self) -> Layout:
         """Return what the tensors say this checkpoint is."""
-        return recognise(self.infos(), self.config)
+        return recognise(self.infos(), self.config, gguf=self.gguf)
 
     @property
-    def side_files(self) -> list[Path]:
-        """Files to copy byte for byte, in a fixed order."""
-        return [self.folder / n for n in sorted(SIDE_FILES) if (self.folder / n).is_file()]
+    def side_names(self) -> list[str]:
+        """Names of the files that are carried along byte for byte, in a fixed order."""
+        if self.sides is not None:
+            return sorted(self.sides)
+        return [name for name in sorted(SIDE_FILES) if (self.folder / name).is_file()]
+
+    def side(self, name: str) -> bytes | None:
+        """Return the content of a side file, None if there is none of that name."""
+        if self.sides is not None:
+            return self.sides.get(name)
+        path = self.folder / name
+        if name not in SIDE_FILES or not path.is_file():
+            return None
+        size = path.stat().st_size
+        if size > MAX_SIDE_BYTES:
+            raise FormatError(f"{name} has {size} bytes, expected at most {MAX_SIDE_BYTES}")
+        return path.read_bytes()
 
     def read_files(self) -> list[Path]:
         """Every file a conversion reads, in a fixed order."""
-        listed = [self.folder / "config.json", *self.side_files]
-        listed += [self.folder / INDEX] if self.indexed else []
-        return listed + [file.path for _, file in sorted(self.files.items())]
+        files = [file.path for _, file in sorted(self.files.items())]
+        if self.gguf:
+            return files
+        listed = [self.folder / name for name in ("config.json", *self.side_names)]
+        return listed + ([self.folder / INDEX] if self.indexed else []) + files
+
+    def position(self, name: str) -> tuple[str, int]:
+        """Return the file that holds a stored tensor and where it begins."""
+        file = self.where[name]
+        return file, self.files[file].ranges[name][0]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -14,8 +14,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from formats.config import Config
+from formats.dialects import (
+    GGUF,
+    MLX,
+    dialect_of,
+    ops_to_hub,
+    rename_gguf,
+    stored_shape,
+)  # fmt: skip
 from formats.names import FP32_HOLDER, HUB, TEXT, Problem, leftover, rename, split_scales
-from formats.ops import AddOne, Op, Permute, Regroup, Rows, Shape, Unstack, shape_after
+from formats.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
 from formats.qwen35 import FUSED_GROUPS, RULES, Form, Slot, family, template
 from formats.tensor import TensorInfo
 
@@ -68,14 +76,18 @@ def fused_group(name: str, role: str) -> str | None:
     return f"{name.rsplit('.', 1)[0]}.{kind}" if kind else None
 
 
-def recognise(infos: Mapping[str, TensorInfo], config: Config) -> Layout:
-    """Match stored tensors to the family; problems are collected, not raised."""
-    leftovers = [found for info in infos.values() if (found := leftover(info))]
+def recognise(infos: Mapping[str, TensorInfo], config: Config, *, gguf: bool = False) -> Layout:
+    """Match stored tensors to the family; problems are collected, not raised.
+
+    gguf  the tensors come from a GGUF file, under its names
+    """
+    leftovers = [found for info in infos.values() if (found := leftover(info)) and not gguf]
     foreign = {problem.tensor for problem in leftovers}
-    names, collisions = rename(name for name in infos if name not in foreign)
+    kept = {name: info for name, info in infos.items() if name not in foreign}
+    names, collisions = rename_gguf(kept, len(config.layer_types)) if gguf else rename(kept)
     held = {hub: infos[stored] for hub, stored in names.items()}
     weights, scales = split_scales(held)
-    form, mlx = _form(weights, config), _is_mlx(held, config)
+    form, dialect = _form(weights, config), GGUF if gguf else dialect_of(held, config)
     slots = {slot.hub: slot for slot in family(config.sizes, config.layer_types, form)}
     problems = [*leftovers, *collisions, *_coverage(weights, slots, held, config)]
     problems += _lost_scales(held, scales)
@@ -83,17 +95,18 @@ def recognise(infos: Mapping[str, TensorInfo], config: Config) -> Layout:
     for hub, slot in slots.items():
         if hub not in held:
             continue
-        match = _Match(slot, held[hub], held[scales[hub]] if hub in scales else None, mlx)
+        match = _Match(slot, held[hub], held[scales[hub]] if hub in scales else None, dialect)
         checked = _check(match, config)
         problems += checked
         if not checked:
             atoms |= {atom.name: atom for atom in _cut(match, config)}
     tied, tie_notes, tie_problems = _tied(config, form)
-    if mlx and form.mtp_layers:
+    if dialect == MLX and form.mtp_layers:
         problems.append(MLX_MTP)
     return Layout(
-        kind="mlx" if mlx else _kind(held, config, form), form=form, atoms=atoms, tied=tied,
-        quantized=_quantized(atoms, infos), notes=tie_notes + _notes(held, config, form, mlx=mlx),
+        kind=dialect if dialect in (MLX, GGUF) else _kind(held, config, form), form=form,
+        atoms=atoms, tied=tied, quantized=_quantized(atoms, infos),
+        notes=tie_notes + _notes(held, config, form, mlx=dialect == MLX),
         problems=problems + tie_problems,
     )  # fmt: skip
 
@@ -105,22 +118,13 @@ class _Match:
     slot: Slot
     info: TensorInfo
     scale: TensorInfo | None
-    mlx: bool
+    dialect: str
 
 
 MLX_MTP = Problem(
     "mtp.norm.weight", "comes from an MLX checkpoint, whose MTP norms may or may not be shifted",
     "convert the original checkpoint",
 )  # fmt: skip
-
-
-def _is_mlx(held: Mapping[str, TensorInfo], config: Config) -> bool:
-    """MLX moves the conv1d axes; that, not a name, says that norms hold 1 + w."""
-    moved = (config.sizes["K"], 1)
-    key = "layers.#.linear_attn.conv1d.weight"
-    convs = [info for hub, info in held.items() if template(hub)[0] == key]
-    moved_all = all(info.shape[1:] == moved for info in convs)
-    return bool(convs) and moved_all and moved != (1, 1)
 
 
 def _form(weights: list[str], config: Config) -> Form:
@@ -198,13 +202,13 @@ def _lost_scales(held: Mapping[str, TensorInfo], scales: Mapping[str, str]) -> I
 
 
 def _check(match: _Match, config: Config) -> list[Problem]:
-    info, expected = match.info, _stored_shape(match)
+    info, expected = match.info, stored_shape(match.slot, match.info, match.dialect)
     if 0 in info.shape:
         return [Problem(info.name, f"is empty (shape {list(info.shape)})",
                         "save the checkpoint again with all ranks gathered")]  # fmt: skip
     if info.shape != expected:
         return [_wrong_shape(match, expected, config)]
-    if info.dtype in SOURCE_TYPES:
+    if info.dtype in SOURCE_TYPES or match.dialect == GGUF:
         return _scale_without_fp8(info, match.scale)
     if info.dtype in FP8_TYPES:
         return _fp8_scale(match)
@@ -264,38 +268,23 @@ def scale_grids(shape: Shape) -> dict[str, Shape]:
     }
 
 
-def _stored_shape(match: _Match) -> Shape:
-    shape = match.slot.shape
-    if match.mlx and match.slot.rule.role == "conv1d":
-        return Permute(MLX_CONV1D).inverse().shape(shape)
-    moved = Permute(MLX_CONV3D).inverse().shape(shape) if len(shape) == 5 else shape
-    return moved if match.mlx and match.info.shape == moved else shape
-
-
-MLX_CONV1D = (0, 2, 1)
-MLX_CONV3D = (0, 4, 1, 2, 3)
-
-
 def _cut(match: _Match, config: Config) -> Iterator[Atom]:
     """Yield the atoms of one stored tensor."""
     info = match.info
-    dtype = "BF16" if info.dtype in FP8_TYPES else info.dtype
     scale = match.scale.name if match.scale else None
     for hub, role, pieces in _pieces(match.slot, config.sizes):
-        ops = pieces + (_from_mlx(role, match) if match.mlx else ())
+        ops = pieces + ops_to_hub(role, match.slot, info, match.dialect, config.sizes)
         yield Atom(
-            name=hub.removesuffix(".weight"), hub=hub, role=role, dtype=dtype,
+            name=hub.removesuffix(".weight"), hub=hub, role=role, dtype=_decoded(info.dtype),
             shape=shape_after(ops, info.shape), stored=info.name, ops=ops, scale=scale,
         )  # fmt: skip
 
 
-def _from_mlx(role: str, match: _Match) -> tuple[Op, ...]:
-    if role == "norm":
-        return (AddOne(-1),)
-    if role == "conv1d":
-        return (Permute(MLX_CONV1D),)
-    moved = len(match.info.shape) == 5 and match.info.shape != match.slot.shape
-    return (Permute(MLX_CONV3D),) if moved else ()
+def _decoded(dtype: str) -> str:
+    """Return the type of a tensor's values: FP8 was made from BF16, ggml's blocks hold floats."""
+    if dtype in SOURCE_TYPES:
+        return dtype
+    return "BF16" if dtype in FP8_TYPES else "F32"
 
 
 def _pieces(slot: Slot, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, tuple[Op, ...]]]:
@@ -351,10 +340,13 @@ def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
 
 
 def _quantized(atoms: Mapping[str, Atom], infos: Mapping[str, TensorInfo]) -> str | None:
+    """Name the scheme of the quantised weights, by the first of them; None: there are none."""
     for atom in atoms.values():
         if atom.scale:
             grids = scale_grids(infos[atom.stored].shape)
             return next(k for k, grid in grids.items() if grid == infos[atom.scale].shape)
+        if atom.role != "embed" and infos[atom.stored].dtype not in SOURCE_TYPES:
+            return f"GGUF with {infos[atom.stored].dtype}"
     return None
 
 

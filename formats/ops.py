@@ -1,8 +1,9 @@
 """What happens to a tensor between two layouts: small frozen operations with shape algebra.
 
 `shape(s)` says at planning time what `apply(t)` will have; both raise nothing for shapes that the
-family table has passed. Selections are views (no byte is read); `Regroup` copies.
-`inverse()` exists where no element is lost.
+family table has passed. Selections are views (no byte is read); `Regroup` and `Tile` copy.
+`inverse()` exists where no element is lost. `VIEWS` cut along the leading axes and so may be
+applied to tensors whose rows are still encoded.
 """
 
 from __future__ import annotations
@@ -121,6 +122,152 @@ class AddOne:
     def inverse(self) -> AddOne:
         """Shift the other way."""
         return AddOne(-self.sign)
+
+
+@dataclass(frozen=True, slots=True)
+class Float32:
+    """Widen to float32, before arithmetic that the stored type would round."""
+
+    def shape(self, shape: Shape) -> Shape:
+        """Keep the shape."""
+        return shape
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return the same values in float32."""
+        return tensor.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Swap the two factors of a grouped axis: [outer][inner][width] -> [inner][outer][width].
+
+    GGUF tiles the value heads: head g*r + j of key head g goes to place j*NK + g, because ggml
+    repeats key heads as a whole. The first `start` entries of the axis stay.
+    """
+
+    outer: int
+    inner: int
+    width: int
+    start: int = 0
+    axis: int = 0
+
+    def shape(self, shape: Shape) -> Shape:
+        """Keep the shape."""
+        return shape
+
+    def order(self) -> Tensor:
+        """Return which entry of the axis comes to each place, int64."""
+        import torch
+
+        moved = torch.arange(self.outer * self.inner * self.width)
+        moved = moved.view(self.outer, self.inner, self.width).transpose(0, 1).reshape(-1)
+        return torch.cat([torch.arange(self.start), moved + self.start])
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return a copy."""
+        return tensor.index_select(self.axis, self.order())
+
+    def inverse(self) -> Tile:
+        """Return the swap back: with three value heads to a key head it is another one."""
+        return Tile(self.inner, self.outer, self.width, self.start, self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class NegExp:
+    """The decay rate from its logarithm: A_log -> -exp(A_log), which GGUF stores as ssm_a."""
+
+    def shape(self, shape: Shape) -> Shape:
+        """Keep the shape."""
+        return shape
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return -exp(x) in float32."""
+        return -tensor.float().exp()
+
+    def inverse(self) -> NegLog:
+        """Return the logarithm."""
+        return NegLog()
+
+
+@dataclass(frozen=True, slots=True)
+class NegLog:
+    """The logarithm back from the rate: a -> log(-a).
+
+    Several logarithms may have one float32 rate; a bfloat16 among them is taken to be the original.
+    """
+
+    def shape(self, shape: Shape) -> Shape:
+        """Keep the shape."""
+        return shape
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return float32: log(-a), at every rate as short as it can be without changing it."""
+        import torch
+
+        log = (-tensor.double()).log()
+        short = log.to(torch.bfloat16).float()
+        return torch.where(NegExp().apply(short) == tensor, short, log.float())
+
+    def inverse(self) -> NegExp:
+        """Return the rate."""
+        return NegExp()
+
+
+@dataclass(frozen=True, slots=True)
+class Squeeze:
+    """Drop an axis of length 1: conv1d [C, 1, K] -> [C, K]."""
+
+    axis: int
+
+    def shape(self, shape: Shape) -> Shape:
+        """Leave the axis out."""
+        return shape[: self.axis] + shape[self.axis + 1 :]
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return a view."""
+        return tensor.squeeze(self.axis)
+
+    def inverse(self) -> Unsqueeze:
+        """Return the step back."""
+        return Unsqueeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsqueeze:
+    """Put in an axis of length 1."""
+
+    axis: int
+
+    def shape(self, shape: Shape) -> Shape:
+        """Put a 1 in."""
+        return (*shape[: self.axis], 1, *shape[self.axis :])
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return a view."""
+        return tensor.unsqueeze(self.axis)
+
+    def inverse(self) -> Squeeze:
+        """Return the step back."""
+        return Squeeze(self.axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Take one entry of an axis: a frame of the patch embedding [O, C, T, P, P] -> [O, C, P, P]."""
+
+    axis: int
+    index: int
+
+    def shape(self, shape: Shape) -> Shape:
+        """Leave the axis out."""
+        return shape[: self.axis] + shape[self.axis + 1 :]
+
+    def apply(self, tensor: Tensor) -> Tensor:
+        """Return a view."""
+        return tensor.select(self.axis, self.index)
+
+
+VIEWS = (Unstack, Rows)
 
 
 def apply_all(ops: tuple[Op, ...], tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ totals from this table. Trap: four norms use two formulas, so `gdn_norm` (plain 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of tensor. `{i}` is a layer (or vision block), `{e}` an expert."""
+    """One kind of tensor. `{i}` is a layer (or vision block), `{e}` an expert.
+
+    `gguf` is its name in a GGUF file, in a layer without `blk.N.`; experts are stacked there.
+    """
 
     hub: str
     shape: str
     role: str
+    gguf: str = ""
 
     @property
     def name(self) -> str:
@@ -35,20 +39,20 @@ class Rule:
 
 
 TOP = (
-    Rule("embed_tokens.weight", "V, H", "embed"),
-    Rule("norm.weight", "H", "norm"),
+    Rule("embed_tokens.weight", "V, H", "embed", "token_embd.weight"),
+    Rule("norm.weight", "H", "norm", "output_norm.weight"),
 )
-HEAD = (Rule("lm_head.weight", "V, H", "lm_head"),)
+HEAD = (Rule("lm_head.weight", "V, H", "lm_head", "output.weight"),)
 
 LAYER_NORMS = (
-    Rule("input_layernorm.weight", "H", "norm"),
-    Rule("post_attention_layernorm.weight", "H", "norm"),
+    Rule("input_layernorm.weight", "H", "norm", "attn_norm.weight"),
+    Rule("post_attention_layernorm.weight", "H", "norm", "post_attention_norm.weight"),
 )
 GDN_IN = (
-    Rule("linear_attn.in_proj_qkv.weight", "2*NK*DK+NV*DV, H", "in_proj_qkv"),
-    Rule("linear_attn.in_proj_z.weight", "NV*DV, H", "in_proj_z"),
-    Rule("linear_attn.in_proj_b.weight", "NV, H", "in_proj_b"),
-    Rule("linear_attn.in_proj_a.weight", "NV, H", "in_proj_a"),
+    Rule("linear_attn.in_proj_qkv.weight", "2*NK*DK+NV*DV, H", "in_proj_qkv", "attn_qkv.weight"),
+    Rule("linear_attn.in_proj_z.weight", "NV*DV, H", "in_proj_z", "attn_gate.weight"),
+    Rule("linear_attn.in_proj_b.weight", "NV, H", "in_proj_b", "ssm_beta.weight"),
+    Rule("linear_attn.in_proj_a.weight", "NV, H", "in_proj_a", "ssm_alpha.weight"),
 )
 # Qwen3-Next fuses the four, grouped by key head: q, k, v, z of head 0, then of head 1, ...
 GDN_IN_NEXT = (
@@ -56,52 +60,54 @@ GDN_IN_NEXT = (
     Rule("linear_attn.in_proj_ba.weight", "2*NV, H", "in_proj_ba"),
 )
 GDN = (
-    Rule("linear_attn.conv1d.weight", "2*NK*DK+NV*DV, 1, K", "conv1d"),
-    Rule("linear_attn.dt_bias", "NV", "dt_bias"),
-    Rule("linear_attn.A_log", "NV", "A_log"),
-    Rule("linear_attn.norm.weight", "DV", "gdn_norm"),
-    Rule("linear_attn.out_proj.weight", "H, NV*DV", "out_proj"),
+    Rule("linear_attn.conv1d.weight", "2*NK*DK+NV*DV, 1, K", "conv1d", "ssm_conv1d.weight"),
+    Rule("linear_attn.dt_bias", "NV", "dt_bias", "ssm_dt.bias"),
+    Rule("linear_attn.A_log", "NV", "A_log", "ssm_a"),
+    Rule("linear_attn.norm.weight", "DV", "gdn_norm", "ssm_norm.weight"),
+    Rule("linear_attn.out_proj.weight", "H, NV*DV", "out_proj", "ssm_out.weight"),
 )
 ATTENTION = (
-    Rule("self_attn.q_proj.weight", "2*NH*HD, H", "q_proj"),
-    Rule("self_attn.k_proj.weight", "NKV*HD, H", "k_proj"),
-    Rule("self_attn.v_proj.weight", "NKV*HD, H", "v_proj"),
-    Rule("self_attn.o_proj.weight", "H, NH*HD", "o_proj"),
-    Rule("self_attn.q_norm.weight", "HD", "norm"),
-    Rule("self_attn.k_norm.weight", "HD", "norm"),
+    Rule("self_attn.q_proj.weight", "2*NH*HD, H", "q_proj", "attn_q.weight"),
+    Rule("self_attn.k_proj.weight", "NKV*HD, H", "k_proj", "attn_k.weight"),
+    Rule("self_attn.v_proj.weight", "NKV*HD, H", "v_proj", "attn_v.weight"),
+    Rule("self_attn.o_proj.weight", "H, NH*HD", "o_proj", "attn_output.weight"),
+    Rule("self_attn.q_norm.weight", "HD", "norm", "attn_q_norm.weight"),
+    Rule("self_attn.k_norm.weight", "HD", "norm", "attn_k_norm.weight"),
 )
 MLP = (
-    Rule("mlp.gate_proj.weight", "I, H", "gate_proj"),
-    Rule("mlp.up_proj.weight", "I, H", "up_proj"),
-    Rule("mlp.down_proj.weight", "H, I", "down_proj"),
+    Rule("mlp.gate_proj.weight", "I, H", "gate_proj", "ffn_gate.weight"),
+    Rule("mlp.up_proj.weight", "I, H", "up_proj", "ffn_up.weight"),
+    Rule("mlp.down_proj.weight", "H, I", "down_proj", "ffn_down.weight"),
 )
 MOE = (
-    Rule("mlp.gate.weight", "E, H", "router"),
-    Rule("mlp.shared_expert.gate_proj.weight", "S, H", "gate_proj"),
-    Rule("mlp.shared_expert.up_proj.weight", "S, H", "up_proj"),
-    Rule("mlp.shared_expert.down_proj.weight", "H, S", "down_proj"),
-    Rule("mlp.shared_expert_gate.weight", "1, H", "shared_expert_gate"),
+    Rule("mlp.gate.weight", "E, H", "router", "ffn_gate_inp.weight"),
+    Rule("mlp.shared_expert.gate_proj.weight", "S, H", "gate_proj", "ffn_gate_shexp.weight"),
+    Rule("mlp.shared_expert.up_proj.weight", "S, H", "up_proj", "ffn_up_shexp.weight"),
+    Rule("mlp.shared_expert.down_proj.weight", "H, S", "down_proj", "ffn_down_shexp.weight"),
+    Rule(
+        "mlp.shared_expert_gate.weight", "1, H", "shared_expert_gate", "ffn_gate_inp_shexp.weight"
+    ),
 )
 EXPERTS_SPLIT = (
-    Rule("mlp.experts.{e}.gate_proj.weight", "F, H", "expert"),
-    Rule("mlp.experts.{e}.up_proj.weight", "F, H", "expert"),
-    Rule("mlp.experts.{e}.down_proj.weight", "H, F", "expert"),
+    Rule("mlp.experts.{e}.gate_proj.weight", "F, H", "expert", "ffn_gate_exps.weight"),
+    Rule("mlp.experts.{e}.up_proj.weight", "F, H", "expert", "ffn_up_exps.weight"),
+    Rule("mlp.experts.{e}.down_proj.weight", "H, F", "expert", "ffn_down_exps.weight"),
 )
 EXPERTS_FUSED = (
-    Rule("mlp.experts.gate_up_proj", "E, 2*F, H", "experts_gate_up"),
-    Rule("mlp.experts.down_proj", "E, H, F", "experts_down"),
+    Rule("mlp.experts.gate_up_proj", "E, 2*F, H", "experts_gate_up", "ffn_gate_up_exps.weight"),
+    Rule("mlp.experts.down_proj", "E, H, F", "experts_down", "ffn_down_exps.weight"),
 )
 # MLX stacks the experts of a layer but keeps gate and up apart.
 EXPERTS_MLX = (
-    Rule("mlp.switch_mlp.gate_proj.weight", "E, F, H", "experts_gate"),
-    Rule("mlp.switch_mlp.up_proj.weight", "E, F, H", "experts_up"),
-    Rule("mlp.switch_mlp.down_proj.weight", "E, H, F", "experts_down"),
+    Rule("mlp.switch_mlp.gate_proj.weight", "E, F, H", "experts_gate", "ffn_gate_exps.weight"),
+    Rule("mlp.switch_mlp.up_proj.weight", "E, F, H", "experts_up", "ffn_up_exps.weight"),
+    Rule("mlp.switch_mlp.down_proj.weight", "E, H, F", "experts_down", "ffn_down_exps.weight"),
 )
 MTP = (
-    Rule("mtp.fc.weight", "H, 2*H", "mtp_fc"),
-    Rule("mtp.pre_fc_norm_embedding.weight", "H", "norm"),
-    Rule("mtp.pre_fc_norm_hidden.weight", "H", "norm"),
-    Rule("mtp.norm.weight", "H", "norm"),
+    Rule("mtp.fc.weight", "H, 2*H", "mtp_fc", "nextn.eh_proj.weight"),
+    Rule("mtp.pre_fc_norm_embedding.weight", "H", "norm", "nextn.enorm.weight"),
+    Rule("mtp.pre_fc_norm_hidden.weight", "H", "norm", "nextn.hnorm.weight"),
+    Rule("mtp.norm.weight", "H", "norm", "nextn.shared_head_norm.weight"),
 )
 VISION = (
     Rule("visual.patch_embed.proj.weight", "vH, vC, vT, vP, vP", "vision"),
@@ -206,7 +212,7 @@ def _keys() -> Iterator[tuple[str, Rule]]:
     layer += (*EXPERTS_SPLIT, *EXPERTS_FUSED, *EXPERTS_MLX)
     for prefix in LAYER_PREFIXES:
         for rule in layer:
-            yield prefix + rule.hub, Rule(prefix + rule.hub, rule.shape, rule.role)
+            yield prefix + rule.hub, replace(rule, hub=prefix + rule.hub)
     for rule in (*TOP, *HEAD, *MTP, *VISION, *VISION_BLOCK):
         yield rule.hub, rule
 

@@ -22,7 +22,7 @@ from formats.json_file import parse_object
 from formats.tensor import DTYPE_BYTES, FormatError, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -145,6 +145,16 @@ class SafetensorsFile:
         self.header = header or read_header(path)
         self._map: mmap.mmap | None = None
         self._opening = Lock()
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Every tensor by name."""
+        return self.header.infos
+
+    @property
+    def ranges(self) -> Mapping[str, tuple[int, int]]:
+        """First byte of each tensor in the file, and the one after its last."""
+        return self.header.ranges
 
     def _bytes(self) -> mmap.mmap:
         with self._opening:

@@ -260,8 +260,8 @@ def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
 
 
 def _add_side_files(job: Plan, source: Checkpoint, sink: FolderSink) -> None:
-    for path in source.side_files:
-        sink.add_file(path.name, path.read_bytes())
+    for name in source.side_names:
+        sink.add_file(name, source.side(name) or b"")
     sink.add_file("config.json", dump_json(job.config))
     sink.add_file(INDEX, dump_json(_index(job)))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from formats.checkpoint import INDEX, Checkpoint
 from formats.layout import Atom, scale_grids
+from formats.safetensors_file import SafetensorsFile
 from quant.policy import PROTECTED
 from quant.scheme import KEEP
 from qwen35_convert.artifact_config import CLASSES
@@ -168,6 +169,7 @@ def _index(artifact: Checkpoint) -> Iterator[Failure]:
         if "is not used" in note or "superseded" in note:
             yield Failure(INDEX, note)
     for name, file in artifact.files.items():
+        assert isinstance(file, SafetensorsFile), "only safetensors have an index"
         if file.header.metadata.get("format") != "pt":
             yield Failure(name, "has no metadata format: pt, which transformers asks for")
     path = artifact.folder / INDEX

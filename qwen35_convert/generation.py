@@ -48,8 +48,8 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
     from runtime.sample import Sampling
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = open_tokenizer(checkpoint.folder)
-    text = chat_prompt(checkpoint.folder, prompt.text) if prompt.chat else prompt.text
+    tokenizer = open_tokenizer(checkpoint)
+    text = chat_prompt(checkpoint, prompt.text) if prompt.chat else prompt.text
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     model = load_model(checkpoint, device, _dtype(prompt.dtype, device), keep_fp8=device == "cuda")
     tokens = generate(

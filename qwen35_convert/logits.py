@@ -47,7 +47,7 @@ def check_logits(
 
     _give_large_tensors_back()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = token_rows(source.folder, check.text)
+    rows = token_rows(source, check.text)
     report = compare_streams(
         source, artifact, rows, device=device, dtype=torch.float32,
         progress=progress,
@@ -83,7 +83,7 @@ def _steepest(layers: list[dict[str, Any]]) -> dict[str, Any]:
     return max(layers, key=lambda layer: layer["relative_error"] - before[layer["layer"]])
 
 
-def token_rows(folder: Path, text: str) -> Tensor:
+def token_rows(checkpoint: Checkpoint, text: str) -> Tensor:
     """Return the text's first tokens as rows [N, T]: at most 16 rows of 512, the rest is cut.
 
     RecipeError if the text cannot be read or is too short.
@@ -95,7 +95,7 @@ def token_rows(folder: Path, text: str) -> Tensor:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"text {text} cannot be read: {error}") from None
-    ids = open_tokenizer(folder).encode(content, add_special_tokens=False).ids
+    ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
     if len(ids) < 2:
         raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
     width = min(ROW_TOKENS, len(ids))

@@ -85,9 +85,7 @@ def _one_torch_thread() -> None:
 
 def _in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
     def position(index: int) -> tuple[str, int, int]:
-        stored = plan.rows[index].atom.stored
-        file = source.where[stored]
-        return file, source.files[file].header.ranges[stored][0], index
+        return *source.position(plan.rows[index].atom.stored), index
 
     return sorted((i for i in range(len(plan.rows)) if i not in journal.done), key=position)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
-from formats.json_file import read_object
+from formats.json_file import parse_object
 from formats.tensor import FormatError
 
 if TYPE_CHECKING:
@@ -23,20 +23,22 @@ TEMPLATE, GENERATION_CONFIG = "chat_template.jinja", "generation_config.json"
 DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
 
 
-def open_tokenizer(folder: Path) -> Tokenizer:
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Return the tokenizer of a checkpoint. FormatError if it has none that can be read."""
     from tokenizers import Tokenizer
 
-    path = folder / TOKENIZER
-    if not path.is_file():
-        raise FormatError(f"{folder}: {TOKENIZER} is missing, and text is needed as tokens")
+    content = checkpoint.side(TOKENIZER)
+    if content is None:
+        raise FormatError(
+            f"{checkpoint.folder}: {TOKENIZER} is missing, and text is needed as tokens"
+        )
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(content)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
-        raise FormatError(f"{path.name} is not a tokenizer: {error}") from None
+        raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
 
 
-def chat_prompt(folder: Path, prompt: str) -> str:
+def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:
     """Return the prompt as one user turn in the checkpoint's chat template."""
     from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,39 +47,40 @@ def chat_prompt(folder: Path, prompt: str) -> str:
     environment.globals["raise_exception"] = _refuse
     messages = [{"role": "user", "content": prompt}]
     try:
-        template = environment.from_string(_template(folder))
+        template = environment.from_string(_template(checkpoint))
         return template.render(messages=messages, add_generation_prompt=True)
     except TemplateError as error:
-        raise FormatError(f"{folder}: the chat template fails: {error}") from None
+        raise FormatError(f"{checkpoint.folder}: the chat template fails: {error}") from None
 
 
 def _refuse(message: str) -> None:
     raise FormatError(f"the chat template refuses the prompt: {message}")
 
 
-def _template(folder: Path) -> str:
-    if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
-    given = _object(folder / TOKENIZER_CONFIG).get("chat_template")
+def _template(checkpoint: Checkpoint) -> str:
+    content = checkpoint.side(TEMPLATE)
+    if content is not None:
+        return content.decode("utf-8")
+    given = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
     if not isinstance(given, str):
-        raise FormatError(f"{folder}: there is no chat template ({TEMPLATE})")
+        raise FormatError(f"{checkpoint.folder}: there is no chat template ({TEMPLATE})")
     return given
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every token id that ends a text."""
-    folder = checkpoint.folder
-    named = _object(folder / TOKENIZER_CONFIG).get("eos_token")
+    named = _object(checkpoint, TOKENIZER_CONFIG).get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
     found = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
-    for part in (_object(folder / GENERATION_CONFIG), checkpoint.config.text):
+    for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
         given = part.get("eos_token_id")
         found += given if isinstance(given, list) else [given]
     return frozenset(token for token in found if isinstance(token, int))
 
 
-def _object(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
+def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    content = checkpoint.side(name)
+    return {} if content is None else parse_object(content, name)
 
 
 def decode_stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:

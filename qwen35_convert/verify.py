@@ -167,7 +167,7 @@ def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
         )
         if nan:
             yield Failure(atom.stored, f"has {nan} codes that are NaN")
-        value.release(0, value.data.shape[0])
+        value.release(0, value.shape[0])
 
 
 def _line(compared: Compared) -> dict[str, Any]:

@@ -122,9 +122,13 @@ class Loader:
         """Open one tensor for reading."""
         return open_value(self.checkpoint, self.checkpoint.layout.atoms[name])
 
-    def rows(self, value: Value, index: slice | Tensor) -> Tensor:
+    def rows(self, value: Value, index: Tensor) -> Tensor:
         """Return chosen rows of a tensor, decoded."""
-        return _decode(value, index).to(self.device, self.dtype)
+        return value.pick(index.cpu()).to(self.device, self.dtype)
+
+    def strip(self, value: Value, start: int, stop: int) -> Tensor:
+        """Return rows start to stop of a tensor, decoded."""
+        return value.exact(start, stop).to(self.device, self.dtype)
 
     def _layer(self, prefix: str, kind: str) -> Layer:
         return Layer(
@@ -200,7 +204,7 @@ class Loader:
         if not self.keep_fp8 or len(edges) > 1:
             return None
         edge = edges.pop()
-        aligned = edge == 1 or all(value.data.shape[0] % BLOCK == 0 for value in values[:-1])
+        aligned = edge == 1 or all(value.shape[0] % BLOCK == 0 for value in values[:-1])
         return edge if aligned else None
 
     def _fp8(self, shape: tuple[int, ...], edge: int, groups: Iterable[list[Value]]) -> Fp8Weight:
@@ -240,30 +244,19 @@ def _expert(prefix: str) -> Expert:
 
 
 def _joined_shape(values: Sequence[Value]) -> tuple[int, ...]:
-    return (sum(value.data.shape[0] for value in values), *values[0].data.shape[1:])
+    return (sum(value.shape[0] for value in values), *values[0].shape[1:])
 
 
 def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
     """Copy values one below the other into `out`, and give their pages back."""
     start = 0
     for value in values:
-        num_rows = value.data.shape[0]
+        num_rows = value.shape[0]
         for first, last in value.chunks():
-            rows = slice(first, last)
-            part = _decode(value, rows) if decode else value.data[rows]
+            part = value.exact(first, last) if decode else value.data[first:last]
             out[start + first : start + last].copy_(part)
         value.release(0, num_rows)
         start += num_rows
-
-
-def _decode(value: Value, index: slice | Tensor) -> Tensor:
-    """Return rows as stored, or codes * scale in float32."""
-    if value.scale is None:
-        return value.data[index]
-    codes, scale = value.data.view(torch.uint8)[index], value.scale[index]
-    if scale.shape[1] > 1:
-        scale = scale.repeat_interleave(BLOCK, 1)[:, : codes.shape[1]]
-    return codes.view(torch.float8_e4m3fn).float() * scale
 
 
 def _scales(value: Value) -> Tensor:

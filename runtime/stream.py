@@ -198,10 +198,10 @@ def _strips(loader: Loader, x: Tensor) -> Iterator[Tensor]:
     hidden = rmsnorm(x, loader.tensor("norm"), loader.config.eps)
     tied = loader.checkpoint.layout.tied
     head = loader.open("embed_tokens" if tied else "lm_head")
-    width, step = head.data.shape[0], max(1, _STRIP_CELLS // max(hidden.shape))
+    width, step = head.shape[0], max(1, _STRIP_CELLS // max(hidden.shape))
     for start in range(0, width, step):
         stop = min(start + step, width)
-        yield hidden @ loader.rows(head, slice(start, stop)).T
+        yield hidden @ loader.strip(head, start, stop).T
         head.release(start, stop)
 
 

@@ -176,7 +176,7 @@ def test_files_behind_symlinks_are_read(tmp_path, sharded, weights):
         shutil.move(path, blobs / f"{i:064x}")
         (snapshot / path.name).symlink_to(Path("../../blobs") / f"{i:064x}")
     assert_holds(snapshot, weights)
-    assert [p.name for p in open_checkpoint(snapshot).side_files] == ["tokenizer.json"]
+    assert open_checkpoint(snapshot).side_names == ["tokenizer.json"]
 
 
 def test_only_known_side_files_are_listed(tmp_path):
@@ -186,7 +186,7 @@ def test_only_known_side_files_are_listed(tmp_path):
         (folder / name).write_bytes(b"x")
     (folder / "vocab.json").unlink()
     (folder / "vocab.json").mkdir()
-    listed = [path.name for path in open_checkpoint(folder).side_files]
+    listed = open_checkpoint(folder).side_names
     assert listed == sorted(set(SIDE_FILES) - {"vocab.json"})
     assert not [name for name in listed if name.endswith((".py", ".bin", ".pt", ".safetensors"))]
 

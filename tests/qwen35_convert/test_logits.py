@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
 from qwen35_convert.logits import LogitsCheck, token_rows
 from qwen35_convert.recipe import RecipeError, read_recipe
@@ -136,12 +137,12 @@ def test_an_unknown_level_is_refused(nano):
 
 
 def test_rows_of_text_hold_its_first_tokens(nano, tmp_path):
-    rows = token_rows(nano, "default")
+    rows = token_rows(open_checkpoint(nano), "default")
     assert rows.shape == (16, 512)
     assert rows.dtype == torch.int64
     short = tmp_path / "short.txt"
     short.write_text("And God said")
-    assert token_rows(nano, str(short)).shape[0] == 1
+    assert token_rows(open_checkpoint(nano), str(short)).shape[0] == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", None])
@@ -150,7 +151,7 @@ def test_a_text_that_is_none_is_refused(nano, tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(RecipeError, match="text"):
-        token_rows(nano, str(path))
+        token_rows(open_checkpoint(nano), str(path))
 
 
 def test_the_report_holds_the_logits_as_json(tmp_path, nano, text):

@@ -64,7 +64,7 @@ def test_the_command_streams_the_text_and_nothing_else(nano):
 
 
 def test_a_chat_prompt_is_what_the_template_says(nano):
-    said = chat_prompt(nano, "Who is there?")
+    said = chat_prompt(open_checkpoint(nano), "Who is there?")
     assert said == "<|im_start|>user\nWho is there?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -73,19 +73,20 @@ def test_a_template_cannot_reach_python(nano, tmp_path):
     template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(FormatError, match="chat template"):
-        chat_prompt(folder, "hello")
+        chat_prompt(open_checkpoint(folder), "hello")
 
 
 def test_stop_tokens_are_those_of_every_file(nano, tmp_path):
     opened = open_checkpoint(nano)
-    assert stop_ids(opened, open_tokenizer(nano)) == {1984, 1986}
+    assert stop_ids(opened, open_tokenizer(opened)) == {1984, 1986}
     folder = shutil.copytree(nano, tmp_path / "in")
     (folder / "generation_config.json").unlink()
-    assert stop_ids(open_checkpoint(folder), open_tokenizer(folder)) == {1984, 1986}
+    opened = open_checkpoint(folder)
+    assert stop_ids(opened, open_tokenizer(opened)) == {1984, 1986}
 
 
 def test_half_a_character_waits_for_its_other_half(nano):
-    tokenizer = open_tokenizer(nano)
+    tokenizer = open_tokenizer(open_checkpoint(nano))
     text = "Grüße aus Österreich — 你好"
     ids = tokenizer.encode(text).ids
     assert len(ids) > len(text)

@@ -152,16 +152,15 @@ def test_embedding_and_head_are_never_whole(pair, monkeypatch):
     source, artifact, ids = pair
     monkeypatch.setattr(stream_module, "_STRIP_CELLS", 256 * 10)
     whole, widest = [], 0
-    tensor, rows = Loader.tensor, Loader.rows
+    tensor, strip = Loader.tensor, Loader.strip
 
-    def count_rows(self, value, index):
+    def count_rows(self, value, start, stop):
         nonlocal widest
-        part = rows(self, value, index)
-        if isinstance(index, slice):
-            widest = max(widest, len(part))
+        part = strip(self, value, start, stop)
+        widest = max(widest, len(part))
         return part
 
-    monkeypatch.setattr(Loader, "rows", count_rows)
+    monkeypatch.setattr(Loader, "strip", count_rows)
     monkeypatch.setattr(Loader, "tensor", lambda self, *n: whole.extend(n) or tensor(self, *n))
     compared(source, artifact, ids)
     assert widest == 10
