@@ -7,7 +7,7 @@ code of a checkpoint is run: side files are copied by an allow-list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from formats.config import Config, read_config
 from formats.json_file import read_object
-from formats.layout import BLOCK, Layout, recognise
+from formats.layout import BLOCK, Atom, Layout, recognise
 from formats.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.safetensors_file import SafetensorsFile
 from formats.tensor import FormatError, TensorInfo
@@ -70,6 +70,7 @@ class Checkpoint:
 
     sides  side files that are not files: what a GGUF's metadata hold; None: they are in `folder`
     gguf   the tensors come from GGUF files
+    name   what people call the model: the folder's name, or the repository's
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class Checkpoint:
     notes: list[str] = field(default_factory=list)
     sides: Mapping[str, bytes] | None = None
     gguf: bool = False
+    name: str = ""
     _touched: int = field(default=0, init=False, repr=False)
 
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -138,6 +140,11 @@ class Checkpoint:
         listed = [self.folder / name for name in ("config.json", *self.side_names)]
         return listed + ([self.folder / INDEX] if self.indexed else []) + files
 
+    def files_of(self, atoms: Iterable[Atom]) -> list[Path]:
+        """Return the files that hold these atoms and their scales, in a fixed order."""
+        stored = {name for atom in atoms for name in (atom.stored, atom.scale) if name}
+        return [self.files[file].path for file in sorted({self.where[name] for name in stored})]
+
     def position(self, name: str) -> tuple[str, int]:
         """Return the file that holds a stored tensor and where it begins."""
         file = self.where[name]
@@ -145,11 +152,15 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a folder, or one .safetensors file beside its config.json.
+    """Open a folder, one .safetensors file beside its config.json, or a GGUF file.
 
     FormatError if anything about the files themselves is wrong; what is wrong with the tensors is
     in `layout.problems`.
     """
+    if path.suffix == ".gguf":
+        from formats.gguf_checkpoint import open_gguf
+
+        return open_gguf(path)
     folder, only = _locate(path)
     config_path = folder / "config.json"
     if not config_path.is_file():
@@ -168,16 +179,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
     strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in files)
     why = "is not in the index; it is not used" if index else "is not used"
     notes += more + [f"{name} {why}" for name in strays]
-    return Checkpoint(folder, config, files, where, index is not None, notes)
+    indexed, name = index is not None, folder.resolve().name
+    return Checkpoint(folder, config, files, where, indexed, notes, name=name)
 
 
 def _locate(path: Path) -> tuple[Path, str | None]:
     if path.is_dir():
         return path, None
     if not path.exists():
-        raise FormatError(f"{path} does not exist, expected a folder or a .safetensors file")
+        raise FormatError(f"{path} does not exist, expected a folder, .safetensors or .gguf")
     if path.suffix != ".safetensors":
-        raise FormatError(f"{path.name} is not a folder or a .safetensors file")
+        raise FormatError(f"{path.name} is not a folder, a .safetensors or a .gguf file")
     return path.parent, path.name
 
 

@@ -49,19 +49,20 @@ def _block(key: str, numbers: tuple[int, ...], num_layers: int) -> int | None:
 
 
 def hub_name(name: str, num_layers: int, *, fused: bool) -> str:
-    """Return the table's name of a GGUF tensor; the name itself if the table has none.
+    """Return the table's name of a GGUF tensor; one that the table cannot have if it has none.
 
     fused  gate and up of the experts are one tensor in this file
     """
     key, numbers = template(name)
     tops, layers, heads = _hub_names(fused=fused)
+    strange = f"gguf.{name}"
     if not key.startswith("blk.#."):
-        return tops.get(key, name)
+        return tops.get(key, strange)
     rest, block = key.removeprefix("blk.#."), numbers[0]
     if rest in heads and block == num_layers:
         return heads[rest]
     if rest not in layers or len(numbers) > 1:
-        return name
+        return strange
     prefix = f"layers.{block}." if block < num_layers else f"mtp.layers.{block - num_layers}."
     return prefix + layers[rest]
 

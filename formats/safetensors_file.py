@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    import torch
     from torch import Tensor
 
 MAX_HEADER = 100_000_000
@@ -174,7 +175,7 @@ class SafetensorsFile:
         import torch
 
         info, (start, stop) = self.header.infos[name], self.header.ranges[name]
-        dtype = getattr(torch, TORCH_NAMES[info.dtype])
+        dtype = torch_dtype(info.dtype)
         if info.numel == 0:
             return torch.empty(info.shape, dtype=dtype)
         mapped = self._bytes()
@@ -189,6 +190,14 @@ class SafetensorsFile:
         """Drop every page of this file from memory; views stay valid and are read again."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's data type for a name such as BF16."""
+    import torch
+
+    found: torch.dtype = getattr(torch, TORCH_NAMES[name])
+    return found
 
 
 def _quieten_frombuffer() -> None:

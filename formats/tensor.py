@@ -1,11 +1,13 @@
 """The currency of planning: what a header says about a tensor, without its bytes.
 
-Data types are named as safetensors names them ("BF16", "F8_E4M3", ...).
+Data types are named as safetensors names them ("BF16", "F8_E4M3", ...), and as ggml names its block
+formats ("Q8_0", "Q4_K", ...): there a row is a whole number of blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +26,19 @@ class FormatError(ValueError):
     """The input's bytes, names or sizes are not what they must be."""
 
 
+@cache
+def block_of(dtype: str) -> tuple[int, int]:
+    """Return the elements and the bytes of one block of a data type. KeyError if none has the name.
+
+    The block formats are the `gguf` package's; every other type has blocks of one element.
+    """
+    if dtype in DTYPE_BYTES:
+        return 1, DTYPE_BYTES[dtype]
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    return GGML_QUANT_SIZES[GGMLQuantizationType[dtype]]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Name, data type and shape of one stored tensor."""
@@ -39,8 +54,14 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data, header not counted."""
-        return self.numel * DTYPE_BYTES[self.dtype]
+        """Bytes of data, header not counted. FormatError if its rows are not whole blocks."""
+        block, size = block_of(self.dtype)
+        if block > 1 and (not self.shape or self.shape[-1] % block):
+            raise FormatError(
+                f"{self.name} has shape {list(self.shape)}, "
+                f"expected rows of a multiple of {block} ({self.dtype})"
+            )
+        return self.numel // block * size
 
 
 class Source(Protocol):

@@ -63,13 +63,15 @@ class Scheme(Protocol):
         ...
 
     def encode(
-        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Return the stored tensors by suffix.
 
-        w_NK   [N, K] bfloat16, float16 or float32, contiguous or not
-        error  if given, what was lost is added to it, at three times the time
-        out    if given, where the codes go: memory used before is faster than fresh memory
+        w_NK     [N, K] bfloat16, float16 or float32, contiguous or not
+        error    if given, what was lost is added to it, at three times the time
+        out      if given, where the codes go: memory used before is faster than fresh memory
+        weights  importance of each column, float32 [K], for the types that search
 
         Raises QuantError if the weight holds a NaN or an infinity.
         """
@@ -133,9 +135,11 @@ class Fp8:
         return f"{need}, it has {' and '.join(odd)}"
 
     def encode(
-        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None
-    ) -> dict[str, Tensor]:
+        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Return the codes, in `out` if given, and the scale; add what was lost to `error`."""
+        assert weights is None, "FP8 rounds to the nearest code, whatever the column"
         block = self._block(w_NK.shape[1])
         codes, scale = _arithmetic(w_NK).quantize(w_NK, block, self.scale, out)
         if error is not None:
@@ -179,9 +183,14 @@ def get_scheme(name: str, scale: str = "pow2", scale_suffix: str = "_scale_inv")
 
     Raises QuantError for a name or a scale that is not known.
     """
-    if name not in SCHEMES:
-        raise _unknown("scheme", name, [*SCHEMES, KEEP])
-    return SCHEMES[name](scale, scale_suffix)
+    if name in SCHEMES:
+        return SCHEMES[name](scale, scale_suffix)
+    from quant.ggml import WRITABLE
+    from quant.ggml_scheme import Ggml
+
+    if name.upper() not in WRITABLE:
+        raise _unknown("scheme", name, [*SCHEMES, *(t.lower() for t in WRITABLE), KEEP])
+    return Ggml(name.upper())
 
 
 def _unknown(what: str, got: str, known: Iterable[str]) -> QuantError:

@@ -18,26 +18,26 @@ from typing import Any, TypedDict, Unpack
 from formats.checkpoint import INDEX, Checkpoint, open_checkpoint
 from formats.tensor import FormatError
 from quant.scheme import QuantError
+from qwen35_convert.bench import Bench, Sweep, run_bench
 from qwen35_convert.fetch import Fetched, fetch, parse_repo
+from qwen35_convert.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.generation import Prompt, generate_text
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
 from qwen35_convert.journal import Journal
-from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck
-from qwen35_convert.plan import Plan, make_plan
+from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
+from qwen35_convert.missing import MissingError
+from qwen35_convert.plan import Plan
+from qwen35_convert.planning import make_plan
 from qwen35_convert.progress import quiet, rows_bar
-from qwen35_convert.receipt import RECEIPT, Origin, describe_files, dump_json, make_receipt
+from qwen35_convert.receipt import Origin, describe_files, dump_json, make_receipt
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
 from qwen35_convert.run import Effort, run
 from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out
 from qwen35_convert.verify import Checks, Report
 from qwen35_convert.verify import verify as verify_artifact
 
-DEFAULT_RECIPE, DEQUANTISING_RECIPE = "fp8-block", "bf16-split"
+DEFAULT_RECIPE, DEQUANTISING_RECIPE, GGUF_RECIPE = "fp8-block", "bf16-split", "gguf-q8_0"
 MAX_DEFAULT_WORKERS = 8
-
-
-class MissingError(ValueError):
-    """The machine lacks what was asked for: a GPU, an optional extra."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ def open_source(source: str | Path, *, progress: bool = False) -> tuple[Checkpoi
         return open_checkpoint(Path(source)), Origin()
     fetched = fetch(*named, progress=progress)
     hashes = {name: digest for name, (_, digest) in fetched.files.items()}
-    return open_checkpoint(fetched.path), Origin(fetched.repo, fetched.revision, hashes)
+    opened = open_checkpoint(fetched.path)
+    opened.name = fetched.repo.rsplit("/", 1)[-1]
+    return opened, Origin(fetched.repo, fetched.revision, hashes)
 
 
 def inspect(source: str | Path) -> Inspection:
@@ -92,11 +94,28 @@ def inspect(source: str | Path) -> Inspection:
 
 
 def plan(
-    source: str | Path, recipe: Recipe | None = None, *, overrides: tuple[str, ...] = ()
-) -> Plan:
-    """Return the plan of a conversion; nothing is written."""
+    source: str | Path, recipe: Recipe | None = None, *, overrides: tuple[str, ...] = (),
+    out: str | Path = "model",
+) -> Plan:  # fmt: skip
+    """Return the plan of a conversion to `out`; nothing is written."""
     opened, _ = open_source(source)
-    return make_plan(opened, recipe or default_recipe(opened, overrides))
+    return _plan(opened, recipe or default_recipe(opened, overrides, out=out), Path(out))
+
+
+def _plan(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
+    """Plan, after holding OUT against the format the recipe asks for."""
+    if (recipe.export.format == "gguf") != is_gguf(out):
+        wanted = "a name that ends in .gguf" if recipe.export.format == "gguf" else "a folder"
+        raise RecipeError(
+            f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
+            f"expected {wanted}"
+        )
+    return make_plan(source, recipe, out.stem)
+
+
+def is_gguf(out: Path) -> bool:
+    """Whether OUT is to be a GGUF file: its name ends so."""
+    return out.suffix == ".gguf"
 
 
 def download(
@@ -109,13 +128,16 @@ def download(
     return fetch(named[0], revision or named[1], to=Path(out), progress=progress)
 
 
-def default_recipe(source: Checkpoint, overrides: tuple[str, ...] = ()) -> Recipe:
-    """Return what is done when no recipe is named: fp8-block, and for FP8 input bf16-split.
+def default_recipe(
+    source: Checkpoint, overrides: tuple[str, ...] = (), *, out: str | Path = ""
+) -> Recipe:
+    """Return what is done when no recipe is named: fp8-block, and for quantised input bf16-split.
 
-    FP8 weights are never quantised a second time unless that is asked for.
+    A GGUF file gets gguf-q8_0. Weights are never quantised a second time to a folder unless that
+    is asked for.
     """
     name = DEQUANTISING_RECIPE if source.layout.quantized else DEFAULT_RECIPE
-    return read_recipe(name, overrides)
+    return read_recipe(GGUF_RECIPE if is_gguf(Path(out)) else name, overrides)
 
 
 def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -153,15 +175,24 @@ class Options(TypedDict, total=False):
 def convert(
     source: str | Path, out: str | Path, recipe: Recipe | None = None, **options: Unpack[Options]
 ) -> Conversion:
-    """Convert a checkpoint into the folder `out` and verify it against its source.
+    """Convert a checkpoint into the folder or the GGUF file `out`; verify it against its source.
 
     An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
     """
     out = Path(out)
     _check_device(options.get("device", "cpu"))
     opened, origin = open_source(source, progress=options.get("progress", False))
-    check_out(out, opened.folder, overwrite=options.get("overwrite", False))
-    job = make_plan(opened, recipe or default_recipe(opened, options.get("overrides", ())))
+    overwrite = options.get("overwrite", False)
+    if not is_gguf(out):
+        check_out(out, opened.folder, overwrite=overwrite)
+    chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
+    job = _plan(opened, chosen, out)
+    if is_gguf(out):
+        finish_moves(out)
+        names = [shard.name for shard in job.shards]
+        check_out_files(out, names, opened.read_files(), overwrite=overwrite)
+    if options.get("verify", True) and job.recipe.verify.level == "logits":
+        token_rows(opened, job.recipe.verify.text)  # refused now, not after the work
     options.get("on_plan", _keep_quiet)(job)
     return _write(job, opened, origin, out, options)
 
@@ -187,6 +218,15 @@ def verify(
     return _verify(Path(artifact), source, checks, bar=progress)
 
 
+def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
+    """Time an artifact on this machine, beside what its card needs at least."""
+    opened, _ = open_source(artifact)
+    asked = sweep or Sweep()
+    steps = len(asked.prefill) + len(asked.batch)
+    with rows_bar(steps, "bench") if progress else quiet() as advance:
+        return run_bench(opened, asked, lambda _: advance())
+
+
 def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     """Yield the text an artifact generates, piece by piece."""
     opened, _ = open_source(artifact)
@@ -196,7 +236,8 @@ def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
 def checks_of(recipe: Recipe, workers: int) -> Checks:
     """Return the checks a recipe asks for."""
     asked = recipe.verify
-    return Checks(asked.level, LogitsCheck(asked.text, asked.max_kl, asked.min_top1), workers)
+    limits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1)
+    return Checks(asked.level, limits, workers, partial=recipe.only is not None)
 
 
 def _verify(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) -> Report:
@@ -210,19 +251,21 @@ def _write(
 ) -> Conversion:
     """Write aside, verify what was written, seal it with the receipt, give it its name."""
     workers = options.get("workers") or default_workers()
-    sink = FolderSink(out, job.shards)
+    sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
     sink.open()
     try:
         source_files = _fill(job, source, origin, sink, options)
-        _add_side_files(job, source, sink)
+        if not is_gguf(out):
+            _add_side_files(job, source, sink)
         report = None
         if options.get("verify", True):
             checks = checks_of(job.recipe, workers)
-            report = _verify(sink.work, source, checks, bar=options.get("progress", False))
+            written = sink.work / job.shards[0].name if is_gguf(out) else sink.work
+            report = _verify(written, source, checks, bar=options.get("progress", False))
         output_files = describe_files(sink.artifact_files(), workers)
         measured = report.schemes if report else None
         receipt = make_receipt(job, origin, source_files, output_files, measured)
-        sink.add_file(RECEIPT, receipt)
+        sink.add_file(sink.receipt, receipt)
         sink.commit()
     except (QuantError, FormatError):
         sink.discard()
@@ -246,7 +289,7 @@ def _fill(
     todo = len(job.rows) - len(journal.done)
     shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
     with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
-        hashes = hasher.submit(describe_files, source.read_files(), workers, origin.hashes)
+        hashes = hasher.submit(describe_files, job.read_files(source), workers, origin.hashes)
         run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
         return hashes.result()
 
@@ -273,6 +316,7 @@ def _index(job: Plan) -> dict[str, Any]:
 
 
 __all__ = [
+    "Bench",
     "Conversion",
     "FormatError",
     "LogitsCheck",
@@ -281,6 +325,8 @@ __all__ = [
     "Prompt",
     "QuantError",
     "RecipeError",
+    "Sweep",
+    "bench",
     "convert",
     "inspect",
     "plan",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from formats.checkpoint import INDEX, Checkpoint
@@ -19,6 +18,8 @@ from formats.safetensors_file import SafetensorsFile
 from quant.policy import PROTECTED
 from quant.scheme import KEEP
 from qwen35_convert.artifact_config import CLASSES
+from qwen35_convert.failure import Failure
+from qwen35_convert.gguf_census import gguf_failures
 from qwen35_convert.ignore_rules import ENGINES
 from qwen35_convert.quantization_config import module_of
 
@@ -32,25 +33,21 @@ LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
 FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One thing that is wrong with an artifact."""
-
-    tensor: str
-    problem: str
-
-
 def scheme_of(checkpoint: Checkpoint, atom: Atom) -> str:
     """Return the scheme an atom is stored in, from its tensors."""
+    infos = checkpoint.infos()
+    if checkpoint.gguf:
+        return infos[atom.stored].dtype.lower()
     if atom.scale is None:
         return KEEP
-    infos = checkpoint.infos()
     grids = scale_grids(infos[atom.stored].shape)
     return next(name for name, grid in grids.items() if grid == infos[atom.scale].shape)
 
 
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
     """Return everything that headers and config show to be wrong."""
+    if artifact.gguf:
+        return list(gguf_failures(artifact))
     found = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
     for check in (
         _config_block,

@@ -25,8 +25,12 @@ app = typer.Typer(
 
 FELL_SHORT, MISUSED, INPUT, OUTPUT, LACKING, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
-Source = Annotated[str, typer.Argument(help="Folder, .safetensors file, or owner/name[@revision].")]
-Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_default=False)]
+DEFAULTS = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
+Source = Annotated[str, typer.Argument(
+    help="Folder, .safetensors or .gguf file, or owner/name[@revision].")]  # fmt: skip
+Out = Annotated[
+    Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
       help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.")]  # fmt: skip
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
@@ -79,8 +83,10 @@ def convert(
     source: Source,
     out: Out,
     recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE",
-        help="Recipe.", show_default="fp8-block; bf16-split for FP8 input")] = None,
+        help="Recipe.", show_default=DEFAULTS)] = None,
     set_: Set = None,
+    only: Annotated[str | None, typer.Option(metavar="GLOB",
+        help="Convert these tensors only, e.g. 'layers.0.*': a slice to look at.")] = None,
     plan: PlanOnly = False,
     workers: Workers = None,
     device: Device = "cpu",
@@ -92,11 +98,12 @@ def convert(
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
-    from qwen35_convert.recipe import read_recipe
+    from qwen35_convert.recipe import quoted, read_recipe
 
-    chosen = read_recipe(recipe, set_ or ()) if recipe else None
+    changes = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
+    chosen = read_recipe(recipe, changes) if recipe else None
     options: Options = {
-        "overrides": tuple(set_ or ()), "workers": workers, "device": device,
+        "overrides": changes, "workers": workers, "device": device,
         "overwrite": overwrite, "verify": not no_verify,
     }  # fmt: skip
     _convert(source, out, chosen, options, plan=plan, json=json)
@@ -134,7 +141,8 @@ def _convert(
     from qwen35_convert import api, report
 
     if plan:
-        _print_plan(api.plan(source, recipe, overrides=options.get("overrides", ())), json=json)
+        overrides = options.get("overrides", ())
+        _print_plan(api.plan(source, recipe, overrides=overrides, out=out), json=json)
         return
     shown: Options = {"progress": True, "on_plan": report.print_notes}
     done = api.convert(source, out, recipe, **(options | shown))
@@ -157,7 +165,7 @@ def _print_plan(plan: Plan, *, json: bool) -> None:
 
 @app.command()
 def verify(
-    artifact: Annotated[str, typer.Argument(help="The folder that convert wrote.")],
+    artifact: Annotated[str, typer.Argument(help="The folder or file to prove.")],
     against: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="What it was made from.")
     ] = None,
@@ -184,6 +192,50 @@ def verify(
         report.print_report(found)
     if not found.passed:
         raise typer.Exit(FELL_SHORT)
+
+
+@app.command()
+def bench(
+    artifact: Source,
+    prefill: Annotated[str, typer.Option(metavar="N,N", help="Lengths of prompts.")] = "512,8192",
+    batch: Annotated[str, typer.Option(metavar="N,N", help="Sequences at once.")] = "1,8,64",
+    context: Annotated[int, typer.Option(help="Tokens of each while decoding.")] = 4096,
+    device: Annotated[str, typer.Option(help="cuda or cpu (the reference path).")] = "cuda",
+    peer: Annotated[
+        str | None, typer.Option(help="Time it beside on the same weights: transformers.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the roofline (png, svg, pdf).")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Time an artifact here, and say how near the least possible time it comes.
+
+    Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
+    """
+    from qwen35_convert import api, report
+
+    sweep = api.Sweep(_numbers("prefill", prefill), _numbers("batch", batch), context, device,
+                      peer=peer)  # fmt: skip
+    found = api.bench(artifact, sweep, progress=True)
+    if plot is not None:
+        from qwen35_convert.roofline import draw_roofline
+
+        draw_roofline(found, plot)
+    if json:
+        report.print_json(found.as_dict())
+    else:
+        report.print_bench(found)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of `1,8,64`; none for an empty text."""
+    from qwen35_convert.recipe import RecipeError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise RecipeError(f"--{name} is {text!r}, expected numbers such as 1,8,64")
+    return tuple(int(word) for word in words)
 
 
 @app.command()

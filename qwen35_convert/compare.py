@@ -12,14 +12,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.ops import Tile
+from quant.ggml_scheme import compare_decoded
 from quant.measure import Error, measure
 from quant.scheme import KEEP, get_scheme
-from qwen35_convert.census import Failure, scheme_of
+from qwen35_convert.census import scheme_of
+from qwen35_convert.failure import Failure
 from runtime.values import BLOCK, Value, open_value
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+PLAIN = ("f32", "f16", "bf16")
+# What float32 loses of w in 1 + w, and of A_log in -exp(A_log): absolute, relative to the value.
+ROUNDED = {"norm": (2.0**-23, 2.0**-22), "A_log": (2.0**-21, 2.0**-23)}
 SAME = 0.1  # relative RMS below which two weights are the same one, whatever its scheme
 
 
@@ -60,8 +66,10 @@ def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compare
         )
     equal, error = True, Error()
     for start, stop in theirs.chunks():
-        if scheme == KEEP:
-            equal = equal and atom.dtype == origin.dtype and _same_bytes(ours, theirs, start, stop)
+        if scheme == KEEP or scheme in PLAIN:
+            equal = equal and _same(ours, theirs, start, stop)
+        elif artifact.gguf:
+            error += _block_error(ours, theirs, start, stop)
         else:
             error += _chunk_error(ours, theirs, start, stop, scheme)
         ours.release(start, stop)
@@ -72,11 +80,32 @@ def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compare
     return Compared(name, atom.stored, atom.role, scheme, error, failures)
 
 
-def _same_bytes(ours: Value, theirs: Value, start: int, stop: int) -> bool:
+def _same(ours: Value, theirs: Value, start: int, stop: int) -> bool:
+    """Whether rows are equal bit for bit; from or to a GGUF, after the cast and what it rounds."""
     import torch
 
-    left, right = (v.rows(start, stop).contiguous().view(torch.uint8) for v in (ours, theirs))
-    return torch.equal(left, right)
+    left, right = ours.rows(start, stop), theirs.rows(start, stop)
+    if ours.source.gguf and ours.atom.role in ROUNDED:
+        absolute, relative = ROUNDED[ours.atom.role]
+        gap, size = (left.double() - right.double()).abs(), right.double().abs()
+        return bool((gap <= absolute + relative * size).all())
+    if ours.source.gguf or theirs.source.gguf:
+        right = right.to(left.dtype)
+    same = left.dtype == right.dtype
+    return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
+
+
+def _block_error(ours: Value, theirs: Value, start: int, stop: int) -> Error:
+    """Measure ggml's blocks against the source's rows, both in the order in which they are stored.
+
+    Blocks are runs of columns, and the columns of out_proj were tiled before they were encoded.
+    """
+    assert ours.blocks is not None, "only blocks are measured so"
+    w, decoded = theirs.exact(start, stop), ours.exact(start, stop)
+    for op in reversed(ours.late):
+        assert isinstance(op, Tile), "weights in blocks are only reordered"
+        w, decoded = op.inverse().apply(w), op.inverse().apply(decoded)
+    return compare_decoded(ours.blocks.dtype, w, decoded)
 
 
 def _chunk_error(ours: Value, theirs: Value, start: int, stop: int, scheme: str) -> Error:
@@ -102,7 +131,8 @@ def diagnose(artifact: Checkpoint, source: Checkpoint, name: str) -> str:
     """Say what is wrong with an atom whose values are not the source's."""
     ours = open_value(artifact, artifact.layout.atoms[name]).all().float()
     theirs = open_value(source, source.layout.atoms[name]).all()
-    if artifact.layout.atoms[name].dtype != source.layout.atoms[name].dtype:
+    gguf = artifact.gguf or source.gguf
+    if not gguf and artifact.layout.atoms[name].dtype != source.layout.atoms[name].dtype:
         was, now = source.layout.atoms[name].dtype, artifact.layout.atoms[name].dtype
         return f"is {now}, but the source has {was}"
     found = _as_transposed(ours, theirs) or _as_shifted(ours, theirs)

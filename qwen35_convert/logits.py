@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.census import Failure
+from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import RecipeError
 from qwen35_convert.text import DEFAULT_TEXT, open_tokenizer
 

@@ -33,6 +33,11 @@ class Origin:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
 
+def receipt_name(out: Path) -> str:
+    """Return the name of a GGUF file's receipt, which lies beside it."""
+    return f"{out.name}.receipt.json"
+
+
 def version() -> str:
     """Return the installed version of qwen35."""
     try:

@@ -50,11 +50,24 @@ class Rule(_Part):
 
 
 class Quantize(_Part):
-    """Which scheme, which scale type, which exceptions."""
+    """Which scheme, which scale type, which exceptions.
+
+    Of a GGUF file `scheme` names the mix of types and `mix` whose: `rules: llama.cpp` asks for
+    theirs. `imatrix` is a file of llama.cpp's with the importance of every column.
+    """
 
     scheme: str = "fp8-block"
     scale: Literal["pow2", "float32", "bfloat16"] = "pow2"
     rules: tuple[Rule, ...] = ()
+    mix: Literal["ours", "llama.cpp"] = "ours"
+    imatrix: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rules_of_llama_cpp(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("rules") == "llama.cpp":
+            return values | {"rules": [], "mix": "llama.cpp"}
+        return values
 
     @field_validator("rules", mode="before")
     @classmethod
@@ -65,7 +78,7 @@ class Quantize(_Part):
 class Export(_Part):
     """How the artifact is stored."""
 
-    format: Literal["safetensors"] = "safetensors"
+    format: Literal["safetensors", "gguf"] = "safetensors"
     max_shard_size: int = Field(default=5 * 10**9, gt=0)
 
     @field_validator("max_shard_size", mode="before")
@@ -83,17 +96,34 @@ class Verify(_Part):
     min_top1: float | None = None
 
 
+class BenchSweep(_Part):
+    """What `bench` times of the artifact: prompts of these lengths, batches of these sizes."""
+
+    prefill: tuple[int, ...] = (512, 8192)
+    batch: tuple[int, ...] = (1, 8, 64)
+
+    @field_validator("prefill", "batch", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Recipe(_Part):
-    """A whole recipe; see the files in `recipes/`."""
+    """A whole recipe; see the files in `recipes/`.
+
+    `only` is a glob over our names: a slice of a model, to look at and not to load.
+    """
 
     name: str = "custom"
     layout: Literal["text", "hub", "same"] = "text"
     experts: Literal["split", "fused", "same"] = "split"
     mtp: Literal["keep", "drop"] = "keep"
     vision: Literal["keep", "drop"] = "drop"
+    only: str | None = None
     quantize: Quantize = Quantize()
     export: Export = Export()
     verify: Verify = Verify()
+    bench: BenchSweep = BenchSweep()
 
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +134,20 @@ class Recipe(_Part):
         return values
 
     @model_validator(mode="after")
+    def _gguf_fits(self) -> Recipe:
+        """Hold the keys apart that only one of the two formats knows."""
+        if self.export.format == "gguf":
+            if self.layout != "text" or self.experts != "split":
+                raise ValueError("export.format is gguf, which has its own layout: "
+                                 "leave layout and experts out")  # fmt: skip
+        elif self.quantize.mix != "ours" or self.quantize.imatrix:
+            raise ValueError("quantize.mix and quantize.imatrix are for export.format gguf")
+        return self
+
+    @model_validator(mode="after")
     def _vision_fits_layout(self) -> Recipe:
+        if self.export.format == "gguf":
+            return self
         if self.layout == "text" and self.vision == "keep":
             raise ValueError("vision is keep, but layout text has no vision: use layout hub")
         if self.layout == "hub" and self.vision == "drop":
@@ -221,6 +264,11 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Re
         return Recipe.model_validate(resolved)
     except ValidationError as error:
         raise RecipeError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def quoted(text: str) -> str:
+    """Return a text as YAML takes it for nothing else, for an override."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _override(values: dict[str, Any], override: str) -> None:

@@ -12,6 +12,7 @@ from qwen35_convert.receipt import dump_json
 
 if TYPE_CHECKING:
     from qwen35_convert.api import Conversion
+    from qwen35_convert.bench import Bench
     from qwen35_convert.inspection import Inspection
     from qwen35_convert.plan import Plan
     from qwen35_convert.verify import Report
@@ -125,13 +126,32 @@ def _print_logits(found: dict[str, Any]) -> None:
 
 
 def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
-    if scheme == KEEP:
+    if "relative_rms" not in line:
         return f"{line['tensors']} tensors, compared byte for byte"
     return (
         f"{line['tensors']} tensors, relative RMS error {line['relative_rms']:.4%}, "
         f"cosine {line['cosine']:.6f}, largest {line['max_abs']:.3g}, "
         f"saturated {line['saturated']}, lost to zero {line['zeros']}"
     )
+
+
+def print_bench(bench: Bench) -> None:
+    """Print a line for each step: its time, its floor, what part of it the floor explains."""
+    versions = ", ".join(f"{name} {said}" for name, said in bench.versions.items())
+    print(f"{bench.artifact} on {bench.device} ({versions})")
+    peer = f"{bench.peer:>14}" if bench.peer else ""
+    print(f"{'step':<9}{'batch':>6}{'tokens':>8}{'ms':>10}{'eager':>10}{'tokens/s':>11}"
+          f"{'floor ms':>10}{'of floor':>10}{'memory':>11}{peer}")  # fmt: skip
+    for p in bench.points:
+        memory = size_text(p.peak_memory) if p.peak_memory else "-"
+        print(f"{p.what:<9}{p.batch:>6}{p.tokens:>8}{p.ms:>10.3f}{_or_dash(p.eager_ms, 10, '.3f')}"
+              f"{p.tokens_per_s:>11.0f}{_or_dash(p.floor_ms, 10, '.3f')}"
+              f"{_or_dash(p.fraction_of_floor, 10, '.0%')}{memory:>11}"
+              f"{_or_dash(p.peer_ms, 14, '.3f') if bench.peer else ''}")  # fmt: skip
+
+
+def _or_dash(value: float | None, width: int, form: str) -> str:
+    return f"{'-' if value is None else format(value, form):>{width}}"
 
 
 def print_inspection(found: Inspection, *, tensors: bool) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.safetensors_file import torch_dtype
+from formats.tensor import TensorInfo
 from quant.scheme import KEEP, QuantError, Scheme
 from qwen35_convert.journal import Journal
 from qwen35_convert.plan import Plan, Row
@@ -42,18 +44,21 @@ class Worker:
 
     device: str
     schemes: Mapping[str, Scheme]
+    weights: Mapping[str, Tensor]
     _codes: Tensor | None = None
 
-    def codes(self, shape: Sequence[int]) -> Tensor | None:
-        """Return memory for codes of this shape: pages touched before beat fresh ones."""
+    def codes(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
+        """Return memory for what a weight becomes: pages touched before beat fresh ones."""
         import torch
 
-        count = torch.Size(shape).numel()
         if self.device != "cpu":
             return None
+        stored = scheme.stored(tuple(shape))[0]
+        count = TensorInfo("", stored.dtype, stored.shape).nbytes
         if self._codes is None or self._codes.numel() < count:
             self._codes = torch.empty(count, dtype=torch.uint8)
-        return self._codes[:count].view(torch.float8_e4m3fn).view(*shape)
+        dtype = torch_dtype(stored.dtype) if stored.dtype == "F8_E4M3" else torch.uint8
+        return self._codes[:count].view(dtype).view(*shape[:-1], -1)
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
@@ -106,7 +111,7 @@ class _Work:
 
     def loop(self) -> None:
         """Take rows until none is left; a failure is handed over, not swallowed."""
-        worker = Worker(self._device, self._plan.schemes())
+        worker = Worker(self._device, self._plan.schemes(), self._plan.weights)
         while not self.stop.is_set():
             with self._lock:
                 index = next(self._pending, None)
@@ -155,7 +160,7 @@ def _record(finished: set[int], journal: Journal, sink: FolderSink) -> None:
 
 def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
     """Read, encode and write one row."""
-    value = open_value(source, row.atom)
+    value = open_value(source, row.atom, row.ops)
     if row.scheme == KEEP:
         _keep(value, row, sink)
     else:
@@ -167,9 +172,9 @@ def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) 
 
 def _keep(value: Value, row: Row, sink: FolderSink) -> None:
     (output,) = row.outputs
-    offset = output.offset
+    offset, dtype = output.offset, torch_dtype(row.dtype)
     for start, stop in value.chunks(multiple=1):
-        data = as_bytes(value.rows(start, stop))
+        data = as_bytes(value.rows(start, stop).to(dtype))
         sink.write(output.name, offset, data)
         value.release(start, stop)
         offset += data.nbytes
@@ -181,7 +186,8 @@ def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     names = {output.suffix: output.name for output in row.outputs}
     for start, stop in value.chunks(scheme.row_multiple):
         w = value.rows(start, stop).to(worker.device)
-        for suffix, tensor in scheme.encode(w, out=worker.codes(w.shape)).items():
+        out, weights = worker.codes(scheme, w.shape), worker.weights.get(row.atom.name)
+        for suffix, tensor in scheme.encode(w, out=out, weights=weights).items():
             data = as_bytes(tensor)
             sink.write(names[suffix], offsets[suffix], data)
             offsets[suffix] += data.nbytes

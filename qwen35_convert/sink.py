@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qwen35_convert.plan import Shard
+from qwen35_convert.receipt import RECEIPT
 
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL = "lock", "journal"
@@ -40,8 +41,7 @@ def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
     if place == origin or origin in place.parents or place in origin.parents:
         raise OutputError(f"{out} and the source {source} contain each other\n"
                           "  fix   choose an OUT beside the source")  # fmt: skip
-    if not out.parent.is_dir():
-        raise OutputError(f"{out.parent} does not exist, expected the folder that OUT goes into")
+    check_parent(out)
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
@@ -56,11 +56,18 @@ def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
                           "  fix   name another OUT")  # fmt: skip
 
 
+def check_parent(out: Path) -> None:
+    """Refuse an OUT whose folder is not there."""
+    if not out.parent.is_dir():
+        raise OutputError(f"{out.parent} does not exist, expected the folder that OUT goes into")
+
+
 class FolderSink:
     """A folder of safetensors under construction."""
 
     def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
         self.out, self.work = out, partial_of(out)
+        self.receipt = RECEIPT
         self._shards = shards
         self._places = {
             info.name: (shard.name, offset)
@@ -93,7 +100,8 @@ class FolderSink:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
         needed = sum(shard.nbytes for shard in self._shards)
         free = shutil.disk_usage(self.work).free
-        present = sum(p.stat().st_blocks * 512 for p in self.work.glob("*.safetensors"))
+        made = (self.work / shard.name for shard in self._shards)
+        present = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
         if needed > free + present:
             raise OutputError(
                 f"{self.out} needs {needed} bytes, but the disk has {free + present} free"
@@ -138,7 +146,7 @@ class FolderSink:
         self.sync()
         for file in OWN:
             (self.work / file).unlink(missing_ok=True)
-        _sync_folder(self.work)
+        sync_folder(self.work)
         _replace(self.work, self.out)
         self.close()
 
@@ -170,7 +178,8 @@ def _write_all(file: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -185,5 +194,5 @@ def _replace(work: Path, out: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
     work.rename(out)
-    _sync_folder(out.parent)
+    sync_folder(out.parent)
     shutil.rmtree(old, ignore_errors=True)

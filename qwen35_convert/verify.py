@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.gguf_checkpoint import whole_name
 from quant.measure import Error
 from quant.scheme import KEEP
-from qwen35_convert.census import Failure, scheme_of, structure_failures
-from qwen35_convert.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.census import scheme_of, structure_failures
+from qwen35_convert.compare import PLAIN, Compared, compare_atom, missing_atoms
+from qwen35_convert.failure import Failure
 from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
-from qwen35_convert.receipt import RECEIPT, sha256_file
+from qwen35_convert.receipt import RECEIPT, receipt_name, sha256_file
 from qwen35_convert.recipe import RecipeError
-from runtime.values import open_value
+from runtime.values import Value, open_value
 
 LEVELS = ("structure", "tensors", "logits")
 Progress = Callable[[str], None]
@@ -64,12 +66,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """How far to look: the level, what the logits must meet, threads, whom to tell."""
+    """How far to look: the level, what the logits must meet, threads, whom to tell.
+
+    partial  the artifact is a slice on purpose: what it lacks is no failure
+    """
 
     level: str = "tensors"
     logits: LogitsCheck = MEASURED_ONLY
     workers: int = 1
     progress: Progress = lambda _: None
+    partial: bool = False
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -82,7 +88,7 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
     FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
     """
     opened = open_checkpoint(artifact)
-    failures = structure_failures(opened)
+    failures = [] if checks.partial else structure_failures(opened)
     compared: list[Compared] = []
     logits = None
     if checks.level == "logits":
@@ -91,7 +97,7 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
         failures += _receipt_failures(opened, checks.workers)
         failures += _scale_failures(opened)
         if source:
-            failures += missing_atoms(opened, source)
+            failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)
             failures += [failure for atom in compared for failure in atom.failures]
     if checks.level == "logits" and source and not opened.layout.problems:
@@ -134,7 +140,7 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
 
 def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     """Compare every file with the hash its receipt gives."""
-    path = artifact.folder / RECEIPT
+    path = artifact.folder / _receipt_of(artifact)
     if not path.is_file():
         return
     listed = json.loads(path.read_bytes())["output"]["files"]
@@ -150,14 +156,22 @@ def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
             yield Failure(name, "is not the file that the receipt describes (SHA-256 differs)")
 
 
+def _receipt_of(artifact: Checkpoint) -> str:
+    """Return the name of the receipt; that of a split GGUF is named for the whole."""
+    if not artifact.gguf:
+        return RECEIPT
+    return receipt_name(artifact.folder / whole_name(next(iter(artifact.files))))
+
+
 def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Judge scales and codes alone: finite, positive, no NaN code, no lost rows."""
     import torch
 
     for atom in artifact.layout.atoms.values():
-        if atom.scale is None:
-            continue
         value = open_value(artifact, atom)
+        if atom.scale is None:
+            yield from _infinite(value) if artifact.gguf else ()
+            continue
         assert value.scale is not None, "an atom with a scale tensor has a scale"
         bad = int((~(torch.isfinite(value.scale) & (value.scale > 0))).sum())
         if bad:
@@ -170,12 +184,22 @@ def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
         value.release(0, value.shape[0])
 
 
+def _infinite(value: Value) -> Iterator[Failure]:
+    """Judge the values of a GGUF's tensor alone: a scale that is NaN spreads over its block."""
+    bad = 0
+    for start, stop in value.chunks():
+        bad += int((~value.exact(start, stop).isfinite()).sum())
+        value.release(start, stop)
+    if bad:
+        yield Failure(value.atom.stored, f"decodes to {bad} values that are not finite")
+
+
 def _line(compared: Compared) -> dict[str, Any]:
     line = {
         "name": compared.name, "stored": compared.stored, "role": compared.role,
         "scheme": compared.scheme,
     }  # fmt: skip
-    if compared.scheme == KEEP:
+    if compared.scheme == KEEP or compared.scheme in PLAIN:
         return line | {"identical": not compared.failures}
     return line | compared.error.as_dict()
 
@@ -187,6 +211,6 @@ def _by_scheme(compared: list[Compared]) -> dict[str, dict[str, Any]]:
         counts[atom.scheme] += 1
         sums[atom.scheme] = sums.get(atom.scheme, Error()) + atom.error
     return {
-        scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if scheme != KEEP else {})
+        scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if sums[scheme].count else {})
         for scheme in sorted(sums)
     }

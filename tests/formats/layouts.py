@@ -127,3 +127,83 @@ def to_fp8(weights: Weights) -> Weights:
         result[name] = codes.to(torch.float8_e4m3fn)
         result[name + "_scale_inv"] = scale.to(torch.bfloat16)
     return result
+
+
+GGUF_LAYER = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+    "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+    "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}
+GGUF_TOP = {
+    "embed_tokens.weight": "token_embd.weight", "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight", "mtp.fc.weight": "blk.4.nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "blk.4.nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "blk.4.nextn.hnorm.weight",
+    "mtp.norm.weight": "blk.4.nextn.shared_head_norm.weight",
+}  # fmt: skip
+
+
+def tile_heads(value: torch.Tensor, keys: int, width: int, dim: int = 0) -> torch.Tensor:
+    """Put value head g*r + j in place j*NK + g, head by head."""
+    heads = value.split(width, dim)
+    ratio = len(heads) // keys
+    return torch.cat([heads[g * ratio + j] for j in range(ratio) for g in range(keys)], dim)
+
+
+def gguf_value(role: str, value: torch.Tensor, text: Config) -> torch.Tensor:
+    """Return a tensor of this role as llama.cpp computes with it, in float32."""
+    keys, width = text["linear_num_key_heads"], text["linear_value_head_dim"]
+    fixed, wide = 2 * keys * text["linear_key_head_dim"], value.float()
+    if role in ("in_proj_qkv", "conv1d"):
+        wide = torch.cat([wide[:fixed], tile_heads(wide[fixed:], keys, width)])
+        return wide[:, 0] if role == "conv1d" else wide
+    if role in ("in_proj_z", "out_proj"):
+        return tile_heads(wide, keys, width, int(role == "out_proj"))
+    if role in ("in_proj_a", "in_proj_b", "dt_bias", "A_log"):
+        wide = tile_heads(wide, keys, 1)
+        return -wide.exp() if role == "A_log" else wide
+    return wide + 1 if role == "norm" else wide
+
+
+def to_gguf(weights: Weights, text: Config) -> Weights:
+    """Return the text model as llama.cpp's converter writes it at F32, four layers deep."""
+    result: Weights = {}
+    for name, value in weights.items():
+        hub = normalise(name)
+        if hub.startswith("visual."):
+            continue
+        wide = gguf_value(role_of(name), value, text)
+        if hub in GGUF_TOP:
+            result[GGUF_TOP[hub]] = wide
+            continue
+        layer, rest = hub.removeprefix("mtp.").removeprefix("layers.").split(".", 1)
+        block = f"blk.{4 + int(layer) if hub.startswith('mtp.') else layer}."
+        if role_of(name) == "experts_gate_up":
+            gate, up = wide.chunk(2, 1)
+            result |= {block + "ffn_gate_exps.weight": gate, block + "ffn_up_exps.weight": up}
+        else:
+            result[block + GGUF_LAYER[rest]] = wide
+    return result

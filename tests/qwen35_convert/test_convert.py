@@ -464,3 +464,21 @@ def test_a_disk_that_fills_up_is_refused_and_the_work_done_is_kept(tmp_path, mon
     assert not (tmp_path / "out").exists()
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "clean")
+
+
+def test_a_slice_holds_what_its_glob_names_and_is_compared(tmp_path):
+    source, out = moe(tmp_path / "in"), tmp_path / "out"
+    recipe = read_recipe("fp8-block", ("only='layers.1.mlp.experts.*'",))
+    done = api.convert(source, out, recipe)
+    assert done.report is not None
+    assert done.report.passed
+    assert len(done.report.tensors) == 3 * 4
+    stored = {n for n in open_checkpoint(out).where if not n.endswith("_scale_inv")}
+    assert {name.split(".experts.")[0] for name in stored} == {"model.layers.1.mlp"}
+    assert done.plan.dropped["all but what --only names"] > 0
+
+
+def test_a_slice_of_nothing_is_refused(tmp_path):
+    source = moe(tmp_path / "in")
+    with pytest.raises(RecipeError, match="names no tensor"):
+        api.convert(source, tmp_path / "out", read_recipe("fp8-block", ("only=layers.77.*",)))

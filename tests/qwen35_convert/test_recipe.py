@@ -118,7 +118,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
         ("quantize: {rules: [a]}", "quantize.rules.0: "),
         ("quantize: {rules: [{match: a}]}", "quantize.rules.0.scheme: Field required"),
         ("quantize: {rules: [{match: 3, scheme: keep}]}", "quantize.rules.0.match: "),
-        ("export: {format: gguf}", "export.format: "),
+        ("export: {format: zip}", "export.format: "),
         ("export: {max_shard_size: 5 apples}", "export.max_shard_size: '5 apples' is no size"),
         ("export: {max_shard_size: -5}", "export.max_shard_size: .*greater than 0"),
         ("export: {max_shard_size: 0}", "export.max_shard_size: .*greater than 0"),

@@ -1,0 +1,90 @@
+"""Output that is a file, or a few beside each other: a GGUF, its parts, its mmproj, its receipt.
+
+They are built in a hidden folder like a folder of safetensors. `commit` moves them out one by one,
+OUT itself last; a list of what is to be moved is made durable first, so that a crash between two
+moves is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwen35_convert.plan import Shard
+from qwen35_convert.receipt import receipt_name
+from qwen35_convert.sink import (
+    LOCK,
+    FolderSink,
+    OutputError,
+    check_parent,
+    partial_of,
+    sync_folder,
+)  # fmt: skip
+
+MOVES = "moves"
+MAGIC = b"GGUF"
+
+
+def check_out_files(
+    out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
+) -> None:
+    """Refuse output files that would harm something: the source, or what stands there already."""
+    check_parent(out)
+    origin = {path.resolve() for path in source}
+    for path in (out, *(out.with_name(name) for name in names)):
+        if path.resolve() in origin:
+            raise OutputError(f"{path} is a file of the source\n  fix   choose another OUT")
+        if not path.exists() and not path.is_symlink():
+            continue
+        if not path.is_file():
+            raise OutputError(f"{path} is no file, expected a GGUF file or nothing")
+        if not overwrite:
+            raise OutputError(f"{path} exists\n  fix   name another OUT, or add --overwrite")
+        if not _is_gguf(path):
+            raise OutputError(f"{path} is no GGUF file, so --overwrite does not replace it\n"
+                              "  fix   name another OUT")  # fmt: skip
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def finish_moves(out: Path) -> None:
+    """Finish what a crash interrupted while files were given their names."""
+    work = partial_of(out)
+    if (work / MOVES).is_file():
+        _move(work, out)
+
+
+class FileSink(FolderSink):
+    """GGUF files under construction."""
+
+    def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
+        super().__init__(out, shards)
+        self.receipt = receipt_name(out)
+
+    def commit(self) -> None:
+        """Make everything durable and give every file its final name."""
+        self.sync()
+        names = sorted(path.name for path in self.artifact_files())
+        self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
+        (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
+        sync_folder(self.work)
+        _move(self.work, self.out)
+        self.close()
+
+
+def _move(work: Path, out: Path) -> None:
+    """Move what is listed and still there; OUT last, because its presence means: complete."""
+    names: list[str] = json.loads((work / MOVES).read_bytes())
+    for name in sorted(names, key=lambda name: name == out.name):
+        if (work / name).exists():
+            (work / name).rename(out.with_name(name))
+    sync_folder(out.parent)
+    (work / MOVES).unlink()
+    (work / LOCK).unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
+    sync_folder(out.parent)

@@ -1,0 +1,78 @@
+"""How long a step of a model takes: one token for each sequence of a batch, or one prompt.
+
+On a GPU a step is timed as a CUDA graph, which leaves out the launches that the engine's graphs
+leave out too, and launch by launch. Medians of events on the device; on a CPU, of wall times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.model import Model, hidden_states, logits
+from runtime.state import Batch, Room, Span, State
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a step; `eager_ms` launch by launch, None on a CPU, which has no graphs."""
+
+    ms: float
+    eager_ms: float | None = None
+
+
+@torch.inference_mode()
+def decode_time(model: Model, batch: int, context: int, repeat: int = 20) -> Timing:
+    """Time one token for each of `batch` sequences that are `context` tokens long with it."""
+    state = State.allocate(
+        model.config, Room(batch, context), device=model.device, dtype=model.dtype
+    )
+    for pool in (state.recurrent, state.conv, state.keys, state.values):
+        pool.normal_()
+    spans = [Span([i % model.config.sizes["V"]], context - 1, i, i) for i in range(batch)]
+    rows, pools = Batch.pack([spans], [], model.device), state.pools()
+    return _timed(lambda: logits(model, hidden_states(model, pools, rows)), model, repeat)
+
+
+@torch.inference_mode()
+def prefill_time(model: Model, tokens: int, repeat: int = 5) -> Timing:
+    """Time one prompt, with the logits of its last token."""
+    state = State.allocate(model.config, Room(1, tokens), device=model.device, dtype=model.dtype)
+    ids = torch.randint(model.config.sizes["V"], (tokens,)).tolist()
+    rows, pools = Batch.pack([], [Span(ids, 0, 0, 0)], model.device), state.pools()
+    return _timed(lambda: logits(model, hidden_states(model, pools, rows)[-1:]), model, repeat)
+
+
+def _timed(call: Callable[[], Tensor], model: Model, repeat: int) -> Timing:
+    for _ in range(2):  # kernels are compiled and tuned
+        call()
+    if model.device.type != "cuda":
+        return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return Timing(_device_ms(graph.replay, repeat), _device_ms(call, min(repeat, 5)))
+
+
+def _wall_ms(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return (time.perf_counter() - started) * 1e3
+
+
+def _device_ms(call: Callable[[], object], repeat: int) -> float:
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events)
