@@ -10,6 +10,7 @@ delta rule; a float is stored in 32 bits, so 1e-6 comes back as its shortest dec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import nextafter
 from typing import Any
@@ -44,6 +45,7 @@ ABOUT = (
     "quantized_by", "size_label", "license", "license.name", "license.link", "url", "doi", "uuid",
     "repo_url", "source.url", "source.doi", "source.uuid", "source.repo_url", "tags", "languages",
 )  # fmt: skip
+VERSION = re.compile(r"v\d+(\.\d+)*|\d.*")
 SECTIONS = [11, 11, 10, 0]
 CONTEXT = 32768  # of transformers' class
 QUANTIZATION_VERSION = 2
@@ -109,6 +111,17 @@ def text_metadata(
         *_model(config, arch, file_type, mtp_layers),
         Kv("general.quantization_version", "uint32", QUANTIZATION_VERSION),
     ]
+
+
+def title(name: str) -> str:
+    """Return a model's name as llama.cpp writes it: words apart, each with a capital.
+
+    >>> title("Qwen3.5-0.8B-instruct-v2")
+    'Qwen3.5 0.8B Instruct v2'
+    """
+    words = name.replace("-", " ").split()
+    return " ".join(word.title() if word.islower() and not VERSION.fullmatch(word) else word
+                    for word in words)  # fmt: skip
 
 
 def size_label(infos: Iterable[TensorInfo]) -> str:

@@ -78,8 +78,7 @@ def assign(policy: Policy, weights: Sequence[Weight]) -> list[Assignment]:
     for scheme in (policy.default, *(rule.scheme for rule in policy.rules)):
         if scheme != KEEP:
             get_scheme(scheme)
-    winners = {weight.name: _first_match(policy.rules, weight.name) for weight in weights}
-    _check_rules_decide(policy.rules, winners)
+    winners = first_matches(policy.rules, [weight.name for weight in weights])
     chosen = {weight.name: _choose(weight, winners[weight.name], policy) for weight in weights}
     for group in _groups(weights):
         _check_agree([chosen[weight.name] for weight in group])
@@ -87,8 +86,16 @@ def assign(policy: Policy, weights: Sequence[Weight]) -> list[Assignment]:
     return [chosen[weight.name] for weight in weights]
 
 
-def _first_match(rules: Sequence[PolicyRule], name: str) -> PolicyRule | None:
-    return next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
+def first_matches(
+    rules: Sequence[PolicyRule], names: Iterable[str]
+) -> dict[str, PolicyRule | None]:  # fmt: skip
+    """Return by each name the first rule that matches it. QuantError if a rule decides nothing."""
+    winners = {
+        name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
+        for name in names
+    }  # fmt: skip
+    _check_rules_decide(rules, winners)
+    return winners
 
 
 def _choose(weight: Weight, rule: PolicyRule | None, policy: Policy) -> Assignment:

@@ -184,7 +184,8 @@ def convert(
     opened, origin = open_source(source, progress=options.get("progress", False))
     overwrite = options.get("overwrite", False)
     if not is_gguf(out):
-        check_out(out, opened.folder, overwrite=overwrite)
+        origin_path = opened.read_files()[0] if opened.gguf else opened.folder
+        check_out(out, origin_path, overwrite=overwrite)
     chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
     job = _plan(opened, chosen, out)
     if is_gguf(out):

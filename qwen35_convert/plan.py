@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from formats.gguf_file import ALIGNMENT, Kv, build_header
 from formats.layout import Atom
 from formats.ops import Op
 from formats.tensor import TensorInfo
@@ -119,3 +120,10 @@ def make_schemes(names: Sequence[str], scale: str) -> dict[str, Scheme]:
     """
     suffix = "_scale_inv" if len(names) == 1 else "_scale"
     return {name: get_scheme(name, scale, suffix) for name in names}
+
+
+def gguf_shard(name: str, pairs: Sequence[Kv], infos: Sequence[TensorInfo]) -> Shard:
+    """Return a GGUF file: header, offsets and size, zeros after the last tensor included."""
+    header, offsets = build_header(pairs, infos)
+    end = offsets[-1] + infos[-1].nbytes
+    return Shard(name, tuple(infos), header, tuple(offsets), -(-end // ALIGNMENT) * ALIGNMENT)

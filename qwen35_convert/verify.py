@@ -25,6 +25,7 @@ from qwen35_convert.census import scheme_of, structure_failures
 from qwen35_convert.compare import PLAIN, Compared, compare_atom, missing_atoms
 from qwen35_convert.failure import Failure
 from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
+from qwen35_convert.mmproj_check import mmproj_beside, mmproj_failures
 from qwen35_convert.receipt import RECEIPT, receipt_name, sha256_file
 from qwen35_convert.recipe import RecipeError
 from runtime.values import Value, open_value
@@ -96,6 +97,8 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
     if checks.level != "structure":
         failures += _receipt_failures(opened, checks.workers)
         failures += _scale_failures(opened)
+        vision = mmproj_beside(opened)
+        failures += mmproj_failures(vision, source) if vision else ()
         if source:
             failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)

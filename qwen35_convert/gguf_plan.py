@@ -1,0 +1,171 @@
+"""The plan of a GGUF file: the same atoms, stacked, transformed and typed as llama.cpp reads them.
+
+    atoms -> keep or drop -> GGUF name -> type by the mix -> place in a shard
+
+Experts of a projection are one tensor, so an expert's row fills one entry of it. Value heads are
+tiled, norms are stored as 1 + w, A_log as -exp (formats.gguf_names). With `vision: keep` the
+vision tower becomes a second file, `mmproj-NAME.gguf`, in the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from formats.checkpoint import Checkpoint
+from formats.gguf_file import Kv, split_name, split_pairs
+from formats.gguf_metadata import size_label, text_metadata, title
+from formats.gguf_names import gguf_name, ops_to_gguf
+from formats.gguf_tokenizer import tokenizer_metadata
+from formats.json_file import parse_object
+from formats.layout import Atom
+from formats.ops import Op, shape_after
+from formats.tensor import TensorInfo
+from quant.gguf_mix import FILE_TYPES, Choice, Facts, MixTensor, choose
+from quant.policy import PolicyRule
+from quant.scheme import QuantError
+from qwen35_convert.importance import read_importance
+from qwen35_convert.mmproj_plan import mmproj_part
+from qwen35_convert.plan import Output, Plan, Row, Shard, gguf_shard
+from qwen35_convert.planning import select
+from qwen35_convert.recipe import Recipe, RecipeError
+
+GENERATION = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One atom in its GGUF tensor: what is done to it, which entry of a stack it is."""
+
+    atom: Atom
+    name: str
+    index: int | None
+    ops: tuple[Op, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of its entry."""
+        return shape_after(self.ops, self.atom.shape)
+
+
+def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
+    """Plan a GGUF file that is to be named `stem`.gguf.
+
+    RecipeError for a mix or a rule that cannot be; FormatError for what GGUF cannot hold.
+    """
+    gone = {group for group in ("mtp", "vision") if getattr(recipe, group) == "drop"}
+    atoms, dropped = select(source, recipe, gone)
+    num_layers = len(source.config.layer_types)
+    parts = [
+        _part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != "vision"
+    ]
+    tensors = _stack(parts)
+    chosen = _choose_types(source, recipe, tensors)
+    infos = [TensorInfo(name, chosen[name].type, _shape(ps)) for name, ps in tensors.items()]
+    rows = tuple(_rows(tensors, {info.name: info for info in infos}, chosen))
+    pairs = _metadata(source, recipe, infos)
+    shards = _shards(infos, pairs, stem, recipe.export.max_shard_size)
+    more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == "vision"], stem)
+    weights, unused = read_importance(recipe, parts)
+    notes = (*source.notes, *source.layout.notes, *_notes(source, infos, chosen), *unused)
+    return Plan(
+        recipe, rows + more, (*shards, *vision), {}, dropped, notes, weights,
+    )  # fmt: skip
+
+
+def _part(atom: Atom, num_layers: int, sizes: Mapping[str, int]) -> Part:
+    name, index = gguf_name(atom.hub, num_layers)
+    return Part(atom, name, index, ops_to_gguf(atom.role, sizes))
+
+
+def _stack(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """Gather the parts of every tensor, in the order in which tensors first appear."""
+    tensors: dict[str, list[Part]] = {}
+    for part in parts:
+        tensors.setdefault(part.name, []).append(part)
+    return tensors
+
+
+def _shape(parts: Sequence[Part]) -> tuple[int, ...]:
+    return parts[0].shape if parts[0].index is None else (len(parts), *parts[0].shape)
+
+
+def _choose_types(
+    source: Checkpoint, recipe: Recipe, tensors: Mapping[str, Sequence[Part]]
+) -> dict[str, Choice]:
+    """Apply the mix and the rules; what they refuse is the recipe's fault."""
+    sizes, asked = source.config.sizes, recipe.quantize
+    listed = [
+        MixTensor(name, parts[0].atom.role, _shape(parts), tuple(part.atom.name for part in parts))
+        for name, parts in tensors.items()
+    ]
+    facts = Facts(
+        num_layers=len(source.config.layer_types), num_experts=sizes.get("E", 0),
+        gqa=sizes["NH"] // sizes["NKV"], tied=source.layout.tied,
+        imatrix=asked.imatrix is not None,
+    )  # fmt: skip
+    rules = tuple(PolicyRule(rule.match, rule.scheme) for rule in asked.rules)
+    try:
+        return choose(asked.scheme, listed, facts, rules, like_llama_cpp=asked.mix == "llama.cpp")
+    except QuantError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _rows(
+    tensors: Mapping[str, Sequence[Part]], infos: Mapping[str, TensorInfo],
+    chosen: Mapping[str, Choice],
+) -> Iterator[Row]:  # fmt: skip
+    for name, parts in tensors.items():
+        choice = chosen[name]
+        nbytes = infos[name].nbytes // len(parts)
+        for part in parts:
+            output = Output("", name, (part.index or 0) * nbytes, nbytes)
+            yield Row(part.atom, choice.type.lower(), (output,), choice.reason, choice.type,
+                      part.ops)  # fmt: skip
+
+
+def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -> list[Kv]:
+    content = source.side(GENERATION)
+    generation = None if content is None else parse_object(content, GENERATION)
+    mtp_layers = source.layout.form.mtp_layers if recipe.mtp == "keep" else 0
+    about = {"name": title(source.name), "size_label": size_label(infos)}
+    text = text_metadata(
+        source.config, about=about, file_type=FILE_TYPES[recipe.quantize.scheme],
+        mtp_layers=mtp_layers, generation=generation,
+    )  # fmt: skip
+    return text + tokenizer_metadata(source.side, source.config.sizes["V"], source.config.raw)
+
+
+def _shards(
+    infos: Sequence[TensorInfo], pairs: Sequence[Kv], stem: str, limit: int
+) -> tuple[Shard, ...]:
+    """Pack tensors in order into files of at most `limit` bytes; the first has the metadata."""
+    packs: list[list[TensorInfo]] = [[]]
+    size = 0
+    for info in infos:
+        if packs[-1] and size + info.nbytes > limit:
+            packs.append([])
+            size = 0
+        packs[-1].append(info)
+        size += info.nbytes
+    if len(packs) == 1:
+        return (gguf_shard(f"{stem}.gguf", pairs, infos),)
+    count = len(packs)
+    return tuple(
+        gguf_shard(
+            split_name(stem, i, count),
+            [*(pairs if i == 1 else ()), *split_pairs(i, count, len(infos))], pack,
+        )
+        for i, pack in enumerate(packs, 1)
+    )  # fmt: skip
+
+
+def _notes(
+    source: Checkpoint, infos: Sequence[TensorInfo], chosen: Mapping[str, Choice]
+) -> Iterator[str]:
+    if source.layout.quantized:
+        yield (f"the source is {source.layout.quantized}; its weights are dequantised and "
+               "quantised again: two roundings")  # fmt: skip
+    for info in infos:
+        if chosen[info.name].fallback:
+            yield f"{info.name}: {chosen[info.name].reason}"
