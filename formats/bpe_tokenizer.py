@@ -199,7 +199,7 @@ def _ends(post_processor: object) -> Ends:
             ends = _template(step.get("single"), said=ends.said)
         elif kind == "ByteLevel":
             ends = Ends(ends.first, ends.last, said=True)
-        elif kind is not None:
+        elif step is not None:
             fail(f"the post-processor is {kind}, expected ByteLevel or TemplateProcessing")
     return ends
 

@@ -44,7 +44,8 @@ def run_transformers(
     if checkpoint.gguf:
         raise RecipeError("peer transformers reads folders of safetensors, this is a GGUF file")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=dtype).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=dtype)
+    model = model.to(device).eval()
     for point in points:
         yield replace(point, peer_ms=_transformers_ms(model, point, checkpoint.config.sizes["V"]))
 

@@ -57,7 +57,7 @@ def select(
     kept, dropped = [], dict.fromkeys((*sorted(gone), OTHERS), 0)
     for atom in _canonical(source):
         group = GROUPS.get(atom.hub.split(".", 1)[0])
-        if group in gone:
+        if group is not None and group in gone:
             dropped[group] += 1
         elif recipe.only and not fnmatchcase(atom.name, recipe.only):
             dropped[OTHERS] += 1

@@ -19,7 +19,7 @@ from qwen35_convert import api
 from qwen35_convert.recipe import RecipeError, build_recipe, read_recipe
 from qwen35_convert.sink import OutputError, partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
-from tests.formats.layouts import shiftable, to_gguf
+from tests.formats.layouts import role_of, shiftable, to_gguf
 
 ROOT = Path(__file__).parents[2]
 SIDES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
@@ -287,8 +287,7 @@ def test_norms_that_were_shifted_already_are_refused(tmp_path, nano):
     """Renamed to the hub's layout, an MLX model would be shifted twice and load without a word."""
     source = made(tmp_path / "in", nano)
     weights = load_file(source / "model.safetensors")
-    shifted = {n: v + 1 if n.endswith("norm.weight") and ".linear_attn." not in n and "visual" not in n
-               else v for n, v in weights.items()}  # fmt: skip
+    shifted = {n: v + 1 if role_of(n) == "norm" else v for n, v in weights.items()}
     written(source, json.loads((source / "config.json").read_text()), shifted, nano)
     for out, recipe in (("m.gguf", mix("bf16")), ("out", read_recipe("fp8-block"))):
         with pytest.raises(FormatError, match=r"norms hold 1 \+ w"):
@@ -342,10 +341,9 @@ def test_untiled_heads_are_found_and_named(tmp_path, nano):
     api.convert(source, path, mix("f32"), verify=False)
     data = bytearray(path.read_bytes())
     start, stop = GgufFile(path).ranges["blk.0.attn_gate.weight"]
-    rows = load_file(source / "model.safetensors")[
-        "model.language_model.layers.0.linear_attn.in_proj_z.weight"
-    ]
-    swapped = rows.float().view(3, 64, -1)[[0, 2, 1]].contiguous()
+    name = "model.language_model.layers.0.linear_attn.in_proj_z.weight"
+    rows = load_file(source / "model.safetensors")[name].float()
+    swapped = rows.view(3, 64, -1)[[0, 2, 1]].contiguous()
     data[start:stop] = swapped.numpy().tobytes()
     path.write_bytes(data)
     (tmp_path / "m.gguf.receipt.json").unlink()

@@ -67,7 +67,7 @@ def test_what_stands_there_is_kept_without_overwrite(tmp_path):
 def test_no_file_of_the_set_and_none_of_the_source_is_overwritten(tmp_path):
     out, beside = tmp_path / "m.gguf", tmp_path / "mmproj-m.gguf"
     beside.write_bytes(b"GGUF old")
-    with pytest.raises(OutputError, match="mmproj-m.gguf exists"):
+    with pytest.raises(OutputError, match=r"mmproj-m\.gguf exists"):
         check_out_files(out, ["m.gguf", "mmproj-m.gguf"], [], overwrite=False)
     with pytest.raises(OutputError, match="file of the source"):
         check_out_files(out, ["m.gguf", "mmproj-m.gguf"], [beside], overwrite=True)
