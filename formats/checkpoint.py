@@ -33,6 +33,7 @@ SIDE_FILES = (
     "vocab.json",
 )  # fmt: skip
 MAX_MAPPED = 32 << 20
+MAX_NAME = 255
 MAX_SIDE_BYTES = 128 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -127,10 +128,10 @@ class Checkpoint:
         path = self.folder / name
         if name not in SIDE_FILES or not path.is_file():
             return None
-        size = path.stat().st_size
-        if size > MAX_SIDE_BYTES:
-            raise FormatError(f"{name} has {size} bytes, expected at most {MAX_SIDE_BYTES}")
-        return path.read_bytes()
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise FormatError(f"{name} cannot be read: {error.strerror}") from None
 
     def read_files(self) -> list[Path]:
         """Every file a conversion reads, in a fixed order."""
@@ -157,6 +158,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
     FormatError if anything about the files themselves is wrong; what is wrong with the tensors is
     in `layout.problems`.
     """
+    try:
+        return _open(path)
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _open(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
         from formats.gguf_checkpoint import open_gguf
 
@@ -169,6 +177,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     _refuse_method(raw)
     config = read_config(raw)
     names, index = _choose_files(folder, only)
+    _check_sides(folder)
+    _check_links(folder, {"config.json", INDEX, *SIDE_FILES, *names} - {only})
     files = {name: SafetensorsFile(folder / name) for name in names}
     notes = [
         f"{name}: {stub} is an empty stub; it is dropped"
@@ -191,6 +201,33 @@ def _locate(path: Path) -> tuple[Path, str | None]:
     if path.suffix != ".safetensors":
         raise FormatError(f"{path.name} is not a folder, a .safetensors or a .gguf file")
     return path.parent, path.name
+
+
+def _check_sides(folder: Path) -> None:
+    """Refuse a side file that is no text, before anything is read or written."""
+    for name in SIDE_FILES:
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size > MAX_SIDE_BYTES:
+            raise FormatError(f"{name} has {size} bytes, expected at most {MAX_SIDE_BYTES}")
+
+
+def _check_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuse links out of the folder: what they show would be read here and published elsewhere.
+
+    The hub's cache is made of links to its blobs.
+    """
+    for name in sorted(names):
+        path = folder / name
+        if not path.is_symlink() or not path.is_file():
+            continue
+        real = path.resolve()
+        blob = real.parent.name == "blobs" and real.parents[1].name.startswith("models--")
+        if folder.resolve() not in real.parents and not blob:
+            raise FormatError(
+                f"{name} is a link to {real}, expected a file of {folder}\n"
+                "  fix   copy the file here, or name the folder that it is in"
+            )
 
 
 def _refuse_method(raw: dict[str, Any]) -> None:
@@ -249,9 +286,9 @@ def _read_index(path: Path) -> dict[str, str]:
         if not name.isprintable():
             raise FormatError(f"{path.name}: {name!r} is no name of a tensor")
         plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
-        if not plain or not file.endswith(".safetensors"):
+        if not plain or len(file) > MAX_NAME or not file.endswith(".safetensors"):
             raise FormatError(
-                f"{path.name}: {name} is in {file!r}, expected a .safetensors file of this folder"
+                f"{path.name}: {name} is in {file!r:.120}, expected a .safetensors file of this folder"
             )
         if not (path.parent / file).is_file():
             raise FormatError(f"{path.name}: {name} is in {file!r}, which does not exist")

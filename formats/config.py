@@ -144,9 +144,18 @@ def read_config(raw: dict[str, Any]) -> Config:
     return Config(
         raw=raw, text=text, vision=vision, sizes=sizes, fields=fields, layer_types=layer_types,
         rope=_rope(text, prefix), eps=_number(text, prefix, "rms_norm_eps", 1e-6),
-        mtp_layers=_size(text, prefix, "mtp_num_hidden_layers", 0, least=0),
+        mtp_layers=_mtp_layers(text, prefix),
         tie_flags=_tie_flags(raw, text),
     )  # fmt: skip
+
+
+def _mtp_layers(text: dict[str, Any], prefix: str) -> int:
+    count = _size(text, prefix, "mtp_num_hidden_layers", 0, least=0)
+    if count > MAX_LAYERS:
+        raise FormatError(
+            f"config.json: {prefix}mtp_num_hidden_layers is {count}, over {MAX_LAYERS}"
+        )
+    return count
 
 
 def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -168,7 +177,7 @@ def _is_moe(raw: dict[str, Any], text: dict[str, Any]) -> bool:
         if given not in (*OUTER_TYPES, *TEXT_TYPES):
             known = ", ".join((*OUTER_TYPES, *TEXT_TYPES))
             raise FormatError(
-                f"config.json: model_type is {given!r}, expected one of {known}\n"
+                f"config.json: model_type is {given!r:.120}, expected one of {known}\n"
                 f"  why   {_why_not(str(given))}"
             )
     kind = str(inner or outer)
@@ -187,7 +196,7 @@ def _check_hard_wired(text: dict[str, Any], prefix: str) -> None:
         known = any(type(value) is type(good) and value == good for good in accepted)
         if value is not None and not known:
             raise FormatError(
-                f"config.json: {prefix}{field} is {value!r}, expected {accepted[0]!r}\n"
+                f"config.json: {prefix}{field} is {value!r:.120}, expected {accepted[0]!r}\n"
                 f"  why   {meaning} is not part of the Qwen3.5 family"
             )
 
@@ -198,7 +207,7 @@ def _size(
     value = _given(part, where, field, default)
     if type(value) is not int or not least <= value <= MAX_SIZE:
         raise FormatError(
-            f"config.json: {where}{field} is {value!r}, "
+            f"config.json: {where}{field} is {value!r:.120}, "
             f"expected an integer from {least} to {MAX_SIZE}"
         )
     return value
@@ -235,7 +244,7 @@ def _check_sizes(sizes: Mapping[str, int], fields: Mapping[str, str], layers: in
 def _number(part: Mapping[str, Any], where: str, field: str, default: float | None) -> float:
     value = _given(part, where, field, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise FormatError(f"config.json: {where}{field} is {value!r}, expected a positive number")
+        raise FormatError(f"config.json: {where}{field} is {value!r:.120}, expected a positive number")
     return float(value)
 
 
@@ -248,7 +257,7 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
         interval = _size(text, prefix, "full_attention_interval", 4)
         return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
     if not isinstance(given, list) or len(given) != count:
-        got = len(given) if isinstance(given, list) else repr(given)
+        got = len(given) if isinstance(given, list) else f"{given!r:.120}"
         raise FormatError(
             f"config.json: {prefix}layer_types has {got} entries, expected {count} "
             f"({prefix}num_hidden_layers)"
@@ -256,7 +265,7 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
     for i, kind in enumerate(given):
         if kind not in LAYER_TYPES:
             raise FormatError(
-                f"config.json: {prefix}layer_types[{i}] is {kind!r}, "
+                f"config.json: {prefix}layer_types[{i}] is {kind!r:.120}, "
                 f"expected {' or '.join(LAYER_TYPES)}"
             )
     return tuple(given)
@@ -268,11 +277,11 @@ def _rope(text: dict[str, Any], prefix: str) -> Rope:
     where = f"{prefix}rope_parameters."
     kind = block.get("rope_type", block.get("type", "default"))
     if kind not in ("default", "mrope"):
-        raise FormatError(f"config.json: {where}rope_type is {kind!r}, expected 'default'")
+        raise FormatError(f"config.json: {where}rope_type is {kind!r:.120}, expected 'default'")
     part = text | {key: value for key, value in block.items() if value is not None}
     sections = [] if part.get("mrope_section") is None else part["mrope_section"]
     if not isinstance(sections, list) or not all(type(s) is int and s >= 0 for s in sections):
-        raise FormatError(f"config.json: {where}mrope_section is {sections!r}, expected sizes")
+        raise FormatError(f"config.json: {where}mrope_section is {sections!r:.120}, expected sizes")
     partial = _number(part, where, "partial_rotary_factor", 0.25)
     if partial > 1:
         raise FormatError(f"config.json: {where}partial_rotary_factor is {partial}, over 1")
@@ -287,7 +296,7 @@ def _tie_flags(raw: dict[str, Any], text: dict[str, Any]) -> dict[str, bool]:
         value = part.get("tie_word_embeddings")
         if value is not None and not isinstance(value, bool):
             raise FormatError(
-                f"config.json: {where}tie_word_embeddings is {value!r}, expected true or false"
+                f"config.json: {where}tie_word_embeddings is {value!r:.120}, expected true or false"
             )
         if value is not None:
             flags[where + "tie_word_embeddings"] = value

@@ -219,13 +219,14 @@ def files_of(path: Path) -> list[Path]:
     stem, index, count = match[1], int(match[2]), int(match[3])
     if not 1 <= index <= count:
         raise FormatError(f"{path.name} is file {index} of {count}, expected 1 to {count}")
-    files = [path.with_name(split_name(stem, i, count)) for i in range(1, count + 1)]
-    missing = [file.name for file in files if not file.is_file()]
+    names = [split_name(stem, i, count) for i in range(1, count + 1)]
+    present = {file.name for file in path.parent.iterdir() if file.is_file()}
+    missing = [name for name in names if name not in present]
     if missing:
         raise FormatError(
             f"{path.name}: {missing[0]} is missing ({len(missing)} of {count} files are)"
         )
-    return files
+    return [path.with_name(name) for name in names]
 
 
 def open_files(path: Path) -> list[GgufFile]:

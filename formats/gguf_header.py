@@ -32,7 +32,7 @@ FIXED = struct.Struct("<4sIQQ")
 # The largest release has about 2,000 tensors, 60 keys, and arrays of 248,320 strings.
 MAX_TENSORS = 1 << 16
 MAX_PAIRS = 1 << 16
-MAX_ITEMS = 1 << 22
+MAX_ITEMS = 1 << 20
 MAX_KEY = (1 << 16) - 1
 MAX_NAME = 63
 MAX_SIZE = 1 << 40

@@ -106,7 +106,7 @@ def text_metadata(
     return [
         Kv("general.architecture", "string", arch),
         Kv("general.type", "string", "model"),
-        *_sampling(generation or {}),
+        *sampling_pairs(generation or {}),
         *_about(about),
         *_model(config, arch, file_type, mtp_layers),
         Kv("general.quantization_version", "uint32", QUANTIZATION_VERSION),
@@ -144,7 +144,8 @@ def size_label(infos: Iterable[TensorInfo]) -> str:
     return gguf.size_label(total, shared, one, experts)
 
 
-def _sampling(generation: Mapping[str, Any]) -> Iterable[Kv]:
+def sampling_pairs(generation: Mapping[str, Any]) -> Iterable[Kv]:
+    """Return how to sample, as far as generation_config.json says."""
     for key, kind, fields in SAMPLING:
         given = {f: generation[f] for f in fields if generation.get(f) is not None}
         for field, value in list(given.items())[:1]:
@@ -282,7 +283,7 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
     arch = kv["general.architecture"].value if "general.architecture" in kv else None
     if not isinstance(arch, str) or arch not in CLASSES:
         raise FormatError(
-            f"general.architecture is {arch!r}, expected {' or '.join(CLASSES)}\n"
+            f"general.architecture is {shown(arch)}, expected {' or '.join(CLASSES)}\n"
             "  why   qwen35 converts the Qwen3.5 family only"
         )
     name, model_type, moe = CLASSES[arch]

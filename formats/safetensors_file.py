@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import stat
 import struct
 import warnings
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read and check a header. FormatError names the file, the tensor and what disagrees."""
     try:
-        size = path.stat().st_size
+        size = _size_of(path)
         with path.open("rb") as file:
             length = _header_length(path.name, size, file.read(8))
             text = file.read(length)
@@ -63,6 +64,14 @@ def read_header(path: Path) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise FormatError(f"{path.name}: __metadata__ is not an object of strings")
     return _check_entries(path.name, entries, metadata, data_start=8 + length, size=size)
+
+
+def _size_of(path: Path) -> int:
+    """Return a file's size. FormatError for what is no file: opening a pipe would wait for ever."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError(f"{path.name} cannot be read: it is no file")
+    return status.st_size
 
 
 def _header_length(name: str, size: int, first: bytes) -> int:
@@ -101,14 +110,14 @@ def _entry(file: str, name: str, entry: object) -> tuple[TensorInfo | None, int,
         raise FormatError(f"{file}: {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise FormatError(f"{file}: {name} has data_offsets {offsets!r}, expected [start, stop]")
+        raise FormatError(f"{file}: {name} has data_offsets {offsets!r:.120}, expected [start, stop]")
     if dtype == "" and offsets[0] == offsets[1]:
         return None, 0, 0
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
-        raise FormatError(f"{file}: {name} has dtype {dtype!r}, expected one of {known}")
+        raise FormatError(f"{file}: {name} has dtype {dtype!r:.120}, expected one of {known}")
     if not _is_sizes(shape) or len(shape) > 8:
-        raise FormatError(f"{file}: {name} has shape {shape!r}, expected a list of sizes")
+        raise FormatError(f"{file}: {name} has shape {shape!r:.120}, expected a list of sizes")
     info = TensorInfo(name, dtype, tuple(shape))
     if info.nbytes != offsets[1] - offsets[0]:
         raise FormatError(
@@ -165,8 +174,17 @@ class SafetensorsFile:
 
     def _open(self) -> mmap.mmap:
         _quieten_frombuffer()
-        with self.path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{self.path.name} cannot be read: {error}") from None
+        needed = max(stop for _, stop in self.ranges.values())
+        if len(mapped) < needed:
+            raise FormatError(
+                f"{self.path.name} shrank after it was opened: it has {len(mapped)} bytes, "
+                f"expected {needed}"
+            )
         mapped.madvise(mmap.MADV_SEQUENTIAL)
         return mapped
 

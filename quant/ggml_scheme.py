@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from quant import ggml
 from quant.scheme import Stored
 
+SAME_WEIGHT = 0.5
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,7 +58,7 @@ class Ggml:
         room = None if out is None else out.view(rows.shape[0], -1)
         blocks = ggml.encode(self.type, rows, weights=weights, out=room)
         if error is not None:
-            error += self.compare(rows, {"": blocks})
+            error += compare_decoded(self.type, rows, self.decode({"": blocks}), weights)
         return {"": blocks.view(*w_NK.shape[:-1], -1)}
 
     def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
@@ -71,11 +73,22 @@ class Ggml:
         return compare_decoded(self.type, w, self.decode(stored))
 
 
-def compare_decoded(type_: str, w: Tensor, decoded: Tensor) -> Error:
-    """Return how far `decoded`, which was stored in ggml's type, is from the weight."""
+def compare_decoded(
+    type_: str, w: Tensor, decoded: Tensor, weights: Tensor | None = None, *, weighed: bool = False
+) -> Error:
+    """Return how far `decoded`, which was stored in ggml's type, is from the weight.
+
+    weights  the importance of the columns it was encoded with
+    weighed  it was encoded with an importance that is not known: then a part of the weight is
+             outside if its error is half of itself, which no rounding makes it and any wrong order
+             of rows or columns does
+    """
     from quant.measure import measure
 
-    error = measure(w, decoded)
-    columns = w.shape[-1]
-    error.outside = ggml.outside(type_, w.reshape(-1, columns), decoded.reshape(-1, columns))
+    error, columns = measure(w, decoded), w.shape[-1]
+    rows = w.reshape(-1, columns), decoded.reshape(-1, columns)
+    if type_ not in ggml.WRITABLE or (weighed and weights is None and type_ not in ggml.UNWEIGHTED):
+        error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
+    else:
+        error.outside = ggml.outside(type_, *rows, weights=weights)
     return error

@@ -128,10 +128,10 @@ def _ruled(tensors: Sequence[MixTensor], rules: Sequence[PolicyRule]) -> dict[st
     winners = first_matches(rules, [weight for tensor in tensors for weight in tensor.weights])
     ruled = {}
     for tensor in tensors:
-        rule = _one_rule(tensor, winners)
-        if rule is not None:
-            _check_allowed(tensor, rule)
-            ruled[tensor.name] = Choice(rule.scheme.upper(), f"rule {rule.match}")
+        winner = _one_rule(tensor, winners)
+        if winner is not None:
+            _check_allowed(tensor, winner)
+            ruled[tensor.name] = Choice(winner.scheme.upper(), f"rule {winner.match}")
     return ruled
 
 

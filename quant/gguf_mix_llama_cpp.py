@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from quant import ggml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quant.gguf_mix import Facts, MixTensor
 
@@ -111,32 +111,30 @@ def pick(
     if mix in PLAIN:
         return {tensor.name: (mix.upper(), f"all of {mix}") for tensor in free}
     table = _mixtral(mix) if facts.num_experts == MIXTRAL else TABLE.get(mix, {})
-    places = _places(tensors, facts, free)
-    return dict(_walk(mix, facts, free, table, places))
+    places, head = _places(tensors, facts, free), "token_embd" if facts.tied else "output"
+    return {
+        tensor.name: (_head(mix, tensor), f"llama.cpp: head of {mix}")
+        if tensor.kind == head
+        else _choose(mix, tensor, table, places.get(tensor.name))
+        for tensor in free
+    }
 
 
-def _walk(
-    mix: str, facts: Facts, free: Sequence[MixTensor],
-    table: Mapping[str, Sequence[Condition]], places: Mapping[str, Place],
-) -> Iterator[tuple[str, tuple[str, str]]]:  # fmt: skip
-    head = "token_embd" if facts.tied else "output"
-    for tensor in free:
-        if tensor.shape[-2:-1] == (1,) and len(tensor.shape) == 2:
-            yield tensor.name, ("F32", "llama.cpp: one row is a vector")
-        elif tensor.kind == head:
-            yield tensor.name, (_head(mix, tensor), f"llama.cpp: head of {mix}")
-        elif mix == "mxfp4_moe":
-            stacked = len(tensor.shape) > 2 and tensor.shape[0] > 1
-            yield tensor.name, ("MXFP4" if stacked else "Q8_0", "llama.cpp: mxfp4_moe")
-        else:
-            kind = CLASSES.get(tensor.kind, "")
-            for type_, holds in table.get(kind, ()):
-                if holds(places[tensor.name]):
-                    at = places[tensor.name]
-                    yield tensor.name, (type_, f"llama.cpp: {kind} {at.i} of {at.n} in {mix}")
-                    break
-            else:
-                yield tensor.name, (DEFAULTS[mix], f"llama.cpp: default of {mix}")
+def _choose(
+    mix: str, tensor: MixTensor, table: Mapping[str, Sequence[Condition]], place: Place | None
+) -> tuple[str, str]:
+    """Return type and reason of a tensor that is not the head."""
+    if len(tensor.shape) == 2 and tensor.shape[0] == 1:
+        return "F32", "llama.cpp: one row is a vector"
+    if mix == "mxfp4_moe":
+        stacked = len(tensor.shape) > 2 and tensor.shape[0] > 1
+        return ("MXFP4" if stacked else "Q8_0"), "llama.cpp: mxfp4_moe"
+    if place is not None:
+        kind = CLASSES[tensor.kind]
+        for type_, holds in table.get(kind, ()):
+            if holds(place):
+                return type_, f"llama.cpp: {kind} {place.i} of {place.n} in {mix}"
+    return DEFAULTS[mix], f"llama.cpp: default of {mix}"
 
 
 def _head(mix: str, tensor: MixTensor) -> str:

@@ -22,9 +22,10 @@ from qwen35_convert.bench import Bench, Sweep, run_bench
 from qwen35_convert.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.generation import Prompt, generate_text
+from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
 from qwen35_convert.journal import Journal
-from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
+from qwen35_convert.logits import DEFAULT, MEASURED_ONLY, LogitsCheck, token_rows
 from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
@@ -219,6 +220,18 @@ def verify(
     return _verify(Path(artifact), source, checks, bar=progress)
 
 
+def imatrix(
+    source: str | Path, out: str | Path, *, text: str = DEFAULT, chunks: int | None = None,
+    overwrite: bool = False, progress: bool = False,
+) -> ImatrixReport:  # fmt: skip
+    """Collect an importance matrix over a text and write llama.cpp's imatrix file."""
+    opened, _ = open_source(source)
+    layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
+    with rows_bar(layers, "imatrix") if progress else quiet() as advance:
+        return make_imatrix(opened, text, Path(out), chunks=chunks, overwrite=overwrite,
+                            progress=lambda _: advance())  # fmt: skip
+
+
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine, beside what its card needs at least."""
     opened, _ = open_source(artifact)
@@ -260,7 +273,7 @@ def _write(
             _add_side_files(job, source, sink)
         report = None
         if options.get("verify", True):
-            checks = checks_of(job.recipe, workers)
+            checks = replace(checks_of(job.recipe, workers), weights=job.weights)
             written = sink.work / job.shards[0].name if is_gguf(out) else sink.work
             report = _verify(written, source, checks, bar=options.get("progress", False))
         output_files = describe_files(sink.artifact_files(), workers)
@@ -329,6 +342,7 @@ __all__ = [
     "Sweep",
     "bench",
     "convert",
+    "imatrix",
     "inspect",
     "plan",
     "quantize",

@@ -195,6 +195,32 @@ def verify(
 
 
 @app.command()
+def imatrix(
+    source: Source,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.", show_default=False)],
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="Text to run.", show_default="bundled")
+    ] = "default",
+    chunks: Annotated[
+        int | None, typer.Option(min=1, help="At most so many of 512 tokens.", show_default="all")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure what an error in each column costs, for quantize.imatrix of a GGUF recipe.
+
+    Example: qwen35 imatrix Qwen/Qwen3.5-35B-A3B --text calibration.txt -o imatrix.gguf
+    """
+    from qwen35_convert import api, report
+
+    made = api.imatrix(source, out, text=text, chunks=chunks, overwrite=overwrite, progress=True)
+    if json:
+        report.print_json(made.as_dict())
+    else:
+        report.print_imatrix(made)
+
+
+@app.command()
 def bench(
     artifact: Source,
     prefill: Annotated[str, typer.Option(metavar="N,N", help="Lengths of prompts.")] = "512,8192",

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.gguf_file import GgufFile
 from formats.ops import Tile
 from quant.ggml_scheme import compare_decoded
 from quant.measure import Error, measure
 from quant.scheme import KEEP, get_scheme
 from qwen35_convert.census import scheme_of
 from qwen35_convert.failure import Failure
+from qwen35_convert.importance import USED
 from runtime.values import BLOCK, Value, open_value
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ def missing_atoms(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]
             yield Failure(atom.stored, "is in the artifact, but not in the source")
 
 
-def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compared:
-    """Compare one atom that both sides have."""
+def compare_atom(
+    artifact: Checkpoint, source: Checkpoint, name: str, weights: Tensor | None = None
+) -> Compared:
+    """Compare one atom that both sides have; `weights` is the importance it was encoded with."""
     atom, origin = artifact.layout.atoms[name], source.layout.atoms[name]
     scheme = scheme_of(artifact, atom)
     ours, theirs = open_value(artifact, atom), open_value(source, origin)
@@ -69,7 +73,7 @@ def compare_atom(artifact: Checkpoint, source: Checkpoint, name: str) -> Compare
         if scheme == KEEP or scheme in PLAIN:
             equal = equal and _same(ours, theirs, start, stop)
         elif artifact.gguf:
-            error += _block_error(ours, theirs, start, stop)
+            error += _block_error(ours, theirs, (start, stop), weights)
         else:
             error += _chunk_error(ours, theirs, start, stop, scheme)
         ours.release(start, stop)
@@ -95,17 +99,26 @@ def _same(ours: Value, theirs: Value, start: int, stop: int) -> bool:
     return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
 
 
-def _block_error(ours: Value, theirs: Value, start: int, stop: int) -> Error:
+def _block_error(
+    ours: Value, theirs: Value, rows: tuple[int, int], weights: Tensor | None
+) -> Error:
     """Measure ggml's blocks against the source's rows, both in the order in which they are stored.
 
     Blocks are runs of columns, and the columns of out_proj were tiled before they were encoded.
     """
     assert ours.blocks is not None, "only blocks are measured so"
-    w, decoded = theirs.exact(start, stop), ours.exact(start, stop)
+    w, decoded = theirs.exact(*rows), ours.exact(*rows)
     for op in reversed(ours.late):
         assert isinstance(op, Tile), "weights in blocks are only reordered"
         w, decoded = op.inverse().apply(w), op.inverse().apply(decoded)
-    return compare_decoded(ours.blocks.dtype, w, decoded)
+    weighed = weighed_by_imatrix(ours.source)
+    return compare_decoded(ours.blocks.dtype, w, decoded, weights, weighed=weighed)
+
+
+def weighed_by_imatrix(artifact: Checkpoint) -> bool:
+    """Whether a GGUF file says that an importance matrix was used."""
+    first = next(iter(artifact.files.values()))
+    return isinstance(first, GgufFile) and USED in first.kv
 
 
 def _chunk_error(ours: Value, theirs: Value, start: int, stop: int, scheme: str) -> Error:

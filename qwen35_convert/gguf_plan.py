@@ -17,7 +17,6 @@ from formats.gguf_file import Kv, split_name, split_pairs
 from formats.gguf_metadata import size_label, text_metadata, title
 from formats.gguf_names import gguf_name, ops_to_gguf
 from formats.gguf_tokenizer import tokenizer_metadata
-from formats.json_file import parse_object
 from formats.layout import Atom
 from formats.ops import Op, shape_after
 from formats.tensor import TensorInfo
@@ -25,12 +24,10 @@ from quant.gguf_mix import FILE_TYPES, Choice, Facts, MixTensor, choose
 from quant.policy import PolicyRule
 from quant.scheme import QuantError
 from qwen35_convert.importance import read_importance
-from qwen35_convert.mmproj_plan import mmproj_part
+from qwen35_convert.mmproj_plan import mmproj_part, read_generation
 from qwen35_convert.plan import Output, Plan, Row, Shard, gguf_shard
 from qwen35_convert.planning import select
 from qwen35_convert.recipe import Recipe, RecipeError
-
-GENERATION = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +60,14 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     chosen = _choose_types(source, recipe, tensors)
     infos = [TensorInfo(name, chosen[name].type, _shape(ps)) for name, ps in tensors.items()]
     rows = tuple(_rows(tensors, {info.name: info for info in infos}, chosen))
-    pairs = _metadata(source, recipe, infos)
+    importance = read_importance(recipe, tensors)
+    pairs = [*_metadata(source, recipe, infos), *importance.pairs]
     shards = _shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == "vision"], stem)
-    weights, unused = read_importance(recipe, parts)
-    notes = (*source.notes, *source.layout.notes, *_notes(source, infos, chosen), *unused)
+    notes = (*source.notes, *source.layout.notes, *_notes(source, infos, chosen),
+             *importance.notes)  # fmt: skip
     return Plan(
-        recipe, rows + more, (*shards, *vision), {}, dropped, notes, weights,
+        recipe, rows + more, (*shards, *vision), {}, dropped, notes, importance.weights,
     )  # fmt: skip
 
 
@@ -125,13 +123,11 @@ def _rows(
 
 
 def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -> list[Kv]:
-    content = source.side(GENERATION)
-    generation = None if content is None else parse_object(content, GENERATION)
     mtp_layers = source.layout.form.mtp_layers if recipe.mtp == "keep" else 0
     about = {"name": title(source.name), "size_label": size_label(infos)}
     text = text_metadata(
         source.config, about=about, file_type=FILE_TYPES[recipe.quantize.scheme],
-        mtp_layers=mtp_layers, generation=generation,
+        mtp_layers=mtp_layers, generation=read_generation(source),
     )  # fmt: skip
     return text + tokenizer_metadata(source.side, source.config.sizes["V"], source.config.raw)
 

@@ -7,16 +7,18 @@ stay BF16: the tower is small, and images suffer more than text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.gguf_file import Kv
-from formats.gguf_metadata import size_label, title
+from formats.gguf_metadata import sampling_pairs, size_label, title
 from formats.gguf_vision import (
     VisionTensor,
     mmproj_metadata,
     read_preprocessor,
     vision_tensors,
 )
+from formats.json_file import parse_object
 from formats.layout import Atom
 from formats.ops import shape_after
 from formats.tensor import FormatError, TensorInfo
@@ -25,6 +27,7 @@ from quant.gguf_mix import FILE_TYPES
 from qwen35_convert.plan import Output, Row, Shard, gguf_shard
 from qwen35_convert.recipe import Recipe
 
+GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 OTHERWISE = "bf16"
 
@@ -70,7 +73,14 @@ def _row(atom: Atom, target: VisionTensor, info: TensorInfo, mix: str) -> Row:
 
 
 def _pairs(source: Checkpoint, infos: Sequence[TensorInfo], mix: str) -> list[Kv]:
-    return mmproj_metadata(
+    pairs = mmproj_metadata(
         source.config, read_preprocessor(source.side), name=title(source.name),
         size_label=size_label(infos), file_type=FILE_TYPES[mix],
     )  # fmt: skip
+    return [*pairs[:2], *sampling_pairs(read_generation(source) or {}), *pairs[2:]]
+
+
+def read_generation(source: Checkpoint) -> dict[str, Any] | None:
+    """Return generation_config.json, None if the source has none."""
+    content = source.side(GENERATION)
+    return None if content is None else parse_object(content, GENERATION)

@@ -100,13 +100,16 @@ class Plan:
 
     def read_files(self, source: Checkpoint) -> list[Path]:
         """Every file of the source that the rows are made from; of a slice not all of them."""
+        imatrix = self.recipe.quantize.imatrix
+        more = [Path(imatrix)] if imatrix else []
         if self.recipe.only is None:
-            return source.read_files()
-        return source.files_of(row.atom for row in self.rows)
+            return source.read_files() + more
+        return source.files_of(row.atom for row in self.rows) + more
 
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in source.read_files()]
+        read = {*source.read_files(), *self.read_files(source)}
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(read)]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
         said = [self.recipe.model_dump(mode="json"), self.config, headers, files]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

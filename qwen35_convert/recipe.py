@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_RECIPE_BYTES = 64 << 10
 MAX_DEPTH = 16
+MAX_GLOB = 500
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
 
@@ -39,13 +40,13 @@ class RecipeError(ValueError):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Rule(_Part):
     """One line of `quantize.rules`: a glob over our names and the scheme its tensors get."""
 
-    match: str
+    match: str = Field(max_length=MAX_GLOB)
     scheme: str
 
 
@@ -119,7 +120,7 @@ class Recipe(_Part):
     experts: Literal["split", "fused", "same"] = "split"
     mtp: Literal["keep", "drop"] = "keep"
     vision: Literal["keep", "drop"] = "drop"
-    only: str | None = None
+    only: str | None = Field(default=None, max_length=MAX_GLOB)
     quantize: Quantize = Quantize()
     export: Export = Export()
     verify: Verify = Verify()
@@ -230,7 +231,7 @@ def find_recipe(name: str) -> Path:
     if name in bundled_recipes():
         return recipe_folder() / f"{name}.yaml"
     path = Path(name)
-    if path.is_file():
+    if _is_file(path):
         return path
     near = difflib.get_close_matches(name, bundled_recipes(), 1)
     raise RecipeError(
@@ -238,6 +239,13 @@ def find_recipe(name: str) -> Path:
         + (f", did you mean {near[0]!r}?" if near else "")
         + f"\n  known {', '.join(bundled_recipes())}"
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for any file
+        return False
 
 
 def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -288,12 +296,20 @@ def _explain(error: ErrorDetails) -> str:
     where = [str(part) for part in error["loc"]]
     if error["type"] != "extra_forbidden":
         reason = error["msg"].removeprefix("Value error, ")
-        got = "" if isinstance(error["input"], dict) else f" (got {error['input']!r})"
+        got = "" if isinstance(error["input"], dict) else f" (got {_shown(error['input'])})"
         return ": ".join(["recipe", *([".".join(where)] if where else []), reason]) + got
     known = _known_keys(where[:-1])
     near = difflib.get_close_matches(where[-1], known, 1)
     hint = f", did you mean {near[0]!r}?" if near else f", expected one of {', '.join(known)}"
     return f"recipe: there is no key {'.'.join(where)!r}{hint}"
+
+
+def _shown(value: object) -> str:
+    """Return the start of a value; Python refuses to print integers of over 4300 digits."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _known_keys(path: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from qwen35_convert.receipt import dump_json
 if TYPE_CHECKING:
     from qwen35_convert.api import Conversion
     from qwen35_convert.bench import Bench
+    from qwen35_convert.imatrix_file import ImatrixReport
     from qwen35_convert.inspection import Inspection
     from qwen35_convert.plan import Plan
     from qwen35_convert.verify import Report
@@ -133,6 +134,15 @@ def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
         f"cosine {line['cosine']:.6f}, largest {line['max_abs']:.3g}, "
         f"saturated {line['saturated']}, lost to zero {line['zeros']}"
     )
+
+
+def print_imatrix(made: ImatrixReport) -> None:
+    """Print what an importance matrix holds, and which experts it can say nothing of."""
+    print(f"{made.out}: {made.tensors} tensors, {made.tokens} tokens in {made.chunks} chunks")
+    if made.unseen:
+        some = ", ".join(made.unseen[:MAX_LISTED])
+        print(f"note: {len(made.unseen)} experts were reached by no token: {some}",
+              file=sys.stderr)  # fmt: skip
 
 
 def print_bench(bench: Bench) -> None:

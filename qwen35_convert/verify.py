@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.gguf_checkpoint import whole_name
@@ -29,6 +29,9 @@ from qwen35_convert.mmproj_check import mmproj_beside, mmproj_failures
 from qwen35_convert.receipt import RECEIPT, receipt_name, sha256_file
 from qwen35_convert.recipe import RecipeError
 from runtime.values import Value, open_value
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEVELS = ("structure", "tensors", "logits")
 Progress = Callable[[str], None]
@@ -70,6 +73,7 @@ class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
     partial  the artifact is a slice on purpose: what it lacks is no failure
+    weights  by atom the importance of the columns that the artifact was encoded with
     """
 
     level: str = "tensors"
@@ -77,6 +81,7 @@ class Checks:
     workers: int = 1
     progress: Progress = lambda _: None
     partial: bool = False
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -120,7 +125,7 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
-        result = compare_atom(artifact, source, name)
+        result = compare_atom(artifact, source, name, checks.weights.get(name))
         checks.progress(name)
         return result
 

@@ -1,0 +1,135 @@
+"""`qwen35 imatrix`: what a text brings to every linear, as llama.cpp's imatrix file.
+
+The text is cut into chunks that are run on their own, layer by layer; experts that no token reached
+are reported, because a quantiser can only guess for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from formats.gguf_file import Kv, build_header
+from formats.gguf_names import gguf_name, ops_to_gguf
+from formats.ops import Tile
+from formats.tensor import TensorInfo
+from qwen35_convert.importance import CHUNKS, COUNTS, DATASETS, SUMS, TYPE
+from qwen35_convert.logits import DEFAULT
+from qwen35_convert.recipe import RecipeError
+from qwen35_convert.sink import OutputError, check_parent, sync_folder
+from qwen35_convert.text import DEFAULT_TEXT, open_tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixReport:
+    """What was collected: tensors, tokens, and the experts that no token reached."""
+
+    out: Path
+    tensors: int
+    tokens: int
+    chunks: int
+    unseen: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `imatrix --json` prints."""
+        return {
+            "out": str(self.out), "tensors": self.tensors, "tokens": self.tokens,
+            "chunks": self.chunks, "unseen": self.unseen,
+        }  # fmt: skip
+
+
+def make_imatrix(
+    checkpoint: Checkpoint, text: str, out: Path, *, chunks: int | None = None,
+    overwrite: bool = False, progress: Callable[[str], None] = lambda _: None,
+) -> ImatrixReport:  # fmt: skip
+    """Collect the importance matrix over a text and write it to `out`, whole or not at all.
+
+    RecipeError if the text cannot be read; OutputError if `out` may not be written.
+    """
+    import torch
+
+    from runtime.imatrix import collect
+
+    _check_out(out, overwrite=overwrite)
+    parts = _chunks(checkpoint, text, chunks)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = collect(checkpoint, parts, device=device, progress=progress)
+    layers = len(checkpoint.config.layer_types)
+    stacked = found.stacked(lambda name: gguf_name(_hub(checkpoint, name), layers),
+                            lambda name: _column_order(checkpoint, name))  # fmt: skip
+    dataset = "qwen35's own" if text == DEFAULT else Path(text).name
+    _write(out, stacked, dataset, len(parts))
+    return ImatrixReport(out, len(stacked), found.tokens, len(parts), found.unseen)
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    check_parent(out)
+    if out.exists() and not (out.is_file() and overwrite):
+        raise OutputError(f"{out} exists\n  fix   name another OUT, or add --overwrite")
+
+
+def _chunks(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
+    import torch
+
+    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"text {text} cannot be read: {error}") from None
+    ids = torch.tensor(open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids)
+    starts = range(0, len(ids) - 1, CHUNK)
+    parts = [ids[start : start + CHUNK] for start in starts][:most]
+    if not parts:
+        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
+    return parts
+
+
+def _hub(checkpoint: Checkpoint, name: str) -> str:
+    return checkpoint.layout.atoms[name].hub
+
+
+def _column_order(checkpoint: Checkpoint, name: str) -> Tensor | None:
+    """Return the order in which GGUF has the columns of a weight, None for the hub's."""
+    role = checkpoint.layout.atoms[name].role
+    ops = ops_to_gguf(role, checkpoint.config.sizes)
+    tile = next((op for op in ops if isinstance(op, Tile) and op.axis == 1), None)
+    return tile.order() if tile else None
+
+
+def _write(
+    out: Path, stacked: Mapping[str, tuple[Tensor, Tensor]], dataset: str, chunks: int
+) -> None:
+    """Write aside, make it durable, give it its name."""
+    tensors: dict[str, Tensor] = {}
+    for name, (sums, counts) in stacked.items():
+        tensors |= {name + SUMS: sums, name + COUNTS: counts.reshape(-1, 1)}
+    infos = [TensorInfo(name, "F32", tuple(value.shape)) for name, value in tensors.items()]
+    pairs = [
+        Kv(TYPE, "string", "imatrix"), Kv(DATASETS, "array[string]", [dataset]),
+        Kv(CHUNKS, "uint32", chunks), Kv("imatrix.chunk_size", "uint32", CHUNK),
+    ]  # fmt: skip
+    header, offsets = build_header(pairs, infos)
+    partial = out.with_name(f".{out.name}.qwen35-partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(header)
+            for offset, value in zip(offsets, tensors.values(), strict=True):
+                file.seek(offset)
+                file.write(value.contiguous().numpy().tobytes())
+            file.truncate(-(-file.tell() // 32) * 32)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(out)
+        sync_folder(out.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"{out}: {error.strerror}") from None
