@@ -183,14 +183,9 @@ def get_scheme(name: str, scale: str = "pow2", scale_suffix: str = "_scale_inv")
 
     Raises QuantError for a name or a scale that is not known.
     """
-    if name in SCHEMES:
-        return SCHEMES[name](scale, scale_suffix)
-    from quant.ggml import WRITABLE
-    from quant.ggml_scheme import Ggml
-
-    if name.upper() not in WRITABLE:
-        raise _unknown("scheme", name, [*SCHEMES, *(t.lower() for t in WRITABLE), KEEP])
-    return Ggml(name.upper())
+    if name not in SCHEMES:
+        raise _unknown("scheme", name, [*SCHEMES, KEEP])
+    return SCHEMES[name](scale, scale_suffix)
 
 
 def _unknown(what: str, got: str, known: Iterable[str]) -> QuantError:

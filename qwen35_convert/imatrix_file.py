@@ -60,12 +60,12 @@ def make_imatrix(
     from runtime.imatrix import collect
 
     _check_out(out, overwrite=overwrite)
-    parts = _chunks(checkpoint, text, chunks)
+    parts = chunks_of(checkpoint, text, chunks)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = collect(checkpoint, parts, device=device, progress=progress)
     layers = len(checkpoint.config.layer_types)
     stacked = found.stacked(lambda name: gguf_name(_hub(checkpoint, name), layers),
-                            lambda name: _column_order(checkpoint, name))  # fmt: skip
+                            lambda name: column_order(checkpoint, name))  # fmt: skip
     dataset = "qwen35's own" if text == DEFAULT else Path(text).name
     _write(out, stacked, dataset, len(parts))
     return ImatrixReport(out, len(stacked), found.tokens, len(parts), found.unseen)
@@ -77,7 +77,8 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
         raise OutputError(f"{out} exists\n  fix   name another OUT, or add --overwrite")
 
 
-def _chunks(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
+def chunks_of(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
+    """Return the first chunks of a text as token ids, 512 each. RecipeError if there is none."""
     import torch
 
     path = DEFAULT_TEXT if text == DEFAULT else Path(text)
@@ -97,7 +98,7 @@ def _hub(checkpoint: Checkpoint, name: str) -> str:
     return checkpoint.layout.atoms[name].hub
 
 
-def _column_order(checkpoint: Checkpoint, name: str) -> Tensor | None:
+def column_order(checkpoint: Checkpoint, name: str) -> Tensor | None:
     """Return the order in which GGUF has the columns of a weight, None for the hub's."""
     role = checkpoint.layout.atoms[name].role
     ops = ops_to_gguf(role, checkpoint.config.sizes)

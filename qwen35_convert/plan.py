@@ -20,6 +20,7 @@ from formats.gguf_file import ALIGNMENT, Kv, build_header
 from formats.layout import Atom
 from formats.ops import Op
 from formats.tensor import TensorInfo
+from quant.ggml_scheme import Ggml
 from quant.scheme import KEEP, Scheme, get_scheme
 from qwen35_convert.recipe import Recipe
 
@@ -96,6 +97,8 @@ class Plan:
     def schemes(self) -> dict[str, Scheme]:
         """Return the schemes in use, ready to encode."""
         used = sorted({row.scheme for row in self.rows} - {KEEP})
+        if self.recipe.export.format == "gguf":
+            return {name: Ggml(name.upper()) for name in used}
         return make_schemes(used, self.recipe.quantize.scale)
 
     def read_files(self, source: Checkpoint) -> list[Path]:

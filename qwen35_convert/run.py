@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 JOURNAL_SECONDS = 10.0
+KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's types go to the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class Worker:
     schemes: Mapping[str, Scheme]
     weights: Mapping[str, Tensor]
     _codes: Tensor | None = None
+
+    def encode(self, scheme: Scheme, w: Tensor, name: str) -> dict[str, Tensor]:
+        """Return what a scheme stores of some rows of an atom."""
+        weights = self.weights.get(name)
+        if self.device != "cpu" and scheme.name in KERNELS and weights is None:
+            from quant.fp8 import check_finite
+            from runtime.kernels.k_quants import encode_k
+
+            check_finite(w)
+            return {"": encode_k(scheme.name.upper(), w)}
+        return scheme.encode(w, out=self.codes(scheme, w.shape), weights=weights)
 
     def codes(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
         """Return memory for what a weight becomes: pages touched before beat fresh ones."""
@@ -186,8 +198,7 @@ def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     names = {output.suffix: output.name for output in row.outputs}
     for start, stop in value.chunks(scheme.row_multiple):
         w = value.rows(start, stop).to(worker.device)
-        out, weights = worker.codes(scheme, w.shape), worker.weights.get(row.atom.name)
-        for suffix, tensor in scheme.encode(w, out=out, weights=weights).items():
+        for suffix, tensor in worker.encode(scheme, w, row.atom.name).items():
             data = as_bytes(tensor)
             sink.write(names[suffix], offsets[suffix], data)
             offsets[suffix] += data.nbytes

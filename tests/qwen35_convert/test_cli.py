@@ -16,7 +16,8 @@ from qwen35_convert.recipe import bundled_recipes
 from tests.checkpoints import dense, moe
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("inspect", "download", "convert", "quantize", "verify", "run", "recipes")
+COMMANDS = ("inspect", "download", "convert", "quantize", "verify", "imatrix", "bench", "run",
+            "recipes")  # fmt: skip
 
 
 def qwen35(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

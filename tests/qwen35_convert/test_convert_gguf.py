@@ -264,6 +264,12 @@ def test_what_a_recipe_may_not_ask_is_refused_before_a_byte(tmp_path, nano, valu
     assert not list(tmp_path.iterdir())
 
 
+def test_ggml_s_types_are_no_schemes_of_a_folder(tmp_path, nano):
+    with pytest.raises(RecipeError, match="not known"):
+        api.convert(nano, tmp_path / "out", read_recipe("fp8-block", ("quantize.scheme=q8_0",)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_rule_gives_a_type_to_what_it_names(tmp_path, nano):
     rules = [
         {"match": "layers.0.mlp.*", "scheme": "q4_0"},
