@@ -288,7 +288,8 @@ def _read_index(path: Path) -> dict[str, str]:
         plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
         if not plain or len(file) > MAX_NAME or not file.endswith(".safetensors"):
             raise FormatError(
-                f"{path.name}: {name} is in {file!r:.120}, expected a .safetensors file of this folder"
+                f"{path.name}: {name} is in {file!r:.120}, "
+                "expected a .safetensors file of this folder"
             )
         if not (path.parent / file).is_file():
             raise FormatError(f"{path.name}: {name} is in {file!r}, which does not exist")

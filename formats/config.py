@@ -244,7 +244,9 @@ def _check_sizes(sizes: Mapping[str, int], fields: Mapping[str, str], layers: in
 def _number(part: Mapping[str, Any], where: str, field: str, default: float | None) -> float:
     value = _given(part, where, field, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise FormatError(f"config.json: {where}{field} is {value!r:.120}, expected a positive number")
+        raise FormatError(
+            f"config.json: {where}{field} is {value!r:.120}, expected a positive number"
+        )
     return float(value)
 
 

@@ -1,8 +1,7 @@
-"""JSON from outside, read strictly: UTF-8, bounded size, depth and number of values, no duplicate
-keys, no NaN.
+r"""JSON from outside, read strictly: UTF-8, bounded size and depth, no duplicate keys, no NaN.
 
-Trap: Python reads `1e400` as infinity, UTF-16 as JSON and `\\ud800` as text, which cannot be
-written again, without a word; all are refused here.
+The number of values is bounded too. Trap: Python reads `1e400` as infinity, UTF-16 as JSON and
+`\ud800` as text, which cannot be written again, without a word; all are refused here.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def _entry(file: str, name: str, entry: object) -> tuple[TensorInfo | None, int,
         raise FormatError(f"{file}: {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise FormatError(f"{file}: {name} has data_offsets {offsets!r:.120}, expected [start, stop]")
+        raise FormatError(
+            f"{file}: {name} has data_offsets {offsets!r:.120}, expected [start, stop]"
+        )
     if dtype == "" and offsets[0] == offsets[1]:
         return None, 0, 0
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
