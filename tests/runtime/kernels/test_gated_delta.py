@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from runtime.kernels import gated_delta_prefill as chunked
 from runtime.kernels.conv1d import conv1d_prefill, conv1d_step
 from runtime.kernels.delta_rule import CHUNK, chunks, gates, heads_first, recurrence
 from runtime.kernels.gated_delta import (
@@ -270,6 +271,37 @@ def test_the_prefill_kernels_agree_with_the_reference(lengths, slots, heads, siz
     assert distance(pool, expected_pool) < FLOAT32
     untouched = [slot for slot in range(3) if slot not in slots]
     assert torch.equal(pool[untouched], expected_pool[untouched])
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_value_heads_solved_together_are_those_solved_alone(monkeypatch):
+    x, pool, together_pool = inputs(70, (2, 6)), states(), states()
+    alone = prefill(x, pool)
+    monkeypatch.setattr(chunked, "_FULL", 1)
+    assert torch.equal(prefill(x, together_pool), alone)
+    assert torch.equal(together_pool, pool)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_the_prefill_kernels_do_not_see_what_follows_a_sequence():
+    """Tiles of 64 tokens reach into the next sequence, whose NaNs must not come through."""
+    x, pool = inputs(75, (1, 2)), states(heads=2)
+    expected_pool = pool.clone()
+    expected = prefill(tokens(x, 0, 70), expected_pool)
+    for part in x[:5]:
+        part[70:] = torch.nan
+    got = prefill(x, pool, [0, 1], [70, 5])
+    assert torch.equal(got[:70], expected)
+    assert torch.equal(pool[0], expected_pool[0])
+    assert got[70:].isnan().all()
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_no_token_at_all_changes_nothing():
+    x, pool = inputs(0, (1, 2)), states(heads=2)
+    before = pool.clone()
+    assert prefill(x, pool, [0, 1], [0, 0]).shape == (0, 2, 24)
+    assert torch.equal(pool, before)
 
 
 @pytest.mark.usefixtures("interpreter")
