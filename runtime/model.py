@@ -37,8 +37,10 @@ from runtime.kernels.attention import (
 from runtime.kernels.conv1d import conv1d_prefill, conv1d_step
 from runtime.kernels.gated_delta import gated_delta_prefill, gated_delta_step
 from runtime.kernels.gemm_fp8 import Weight, linear
+from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
+from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
-from runtime.kernels.moe import MoeWeights, moe_block
+from runtime.kernels.moe import MoeWeights, moe_block, moe_row
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.kernels.rope import qk_norm_rope, rope_cos_sin
 from runtime.state import Batch, Pools
@@ -185,11 +187,13 @@ def final_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> 
 
 def decoder_layer(
     x: Tensor, update: Tensor | None, layer: Layer, pools: Pools, context: Context
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Return (x, update): the residual stream after the layer is their sum.
 
     The last addition is left to the next norm, which does it in the same kernel.
     """
+    if update is None and len(x) == 1 and use_triton(x):
+        return one_row_layer(x, layer, pools, context), None
     eps = context.config.eps
     if update is None:
         normed = rmsnorm(x, layer.input_norm, eps)
@@ -198,6 +202,25 @@ def decoder_layer(
     mixed = mix(normed, layer.mixer, pools, context)
     normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps)
     return x, feed_forward(normed, layer.feed_forward, context.config)
+
+
+def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Tensor:
+    """Return the residual stream [1, H] after the layer, norms and additions within the products.
+
+    For one token of one sequence the number of kernels is what counts.
+    """
+    eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
+    if isinstance(mixer, Gdn):
+        qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
+        o, z = rule_heads(qkvz, ba, mixer, pools, context)
+        mixed = gated_rmsnorm(o, z, mixer.norm, eps).flatten(1)
+    else:
+        (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
+        mixed = attention_heads(qkv, mixer, pools, context)
+    x = row_linear(mixed, mixer.out, x)
+    if isinstance(weights, MoeWeights):
+        return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"])
+    return row_linear(row_gated(x, weights.gate_up, layer.post_norm, eps), weights.down, x)
 
 
 def mix(x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context) -> Tensor:
@@ -216,13 +239,18 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
 
 def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
-    config, channels = context.config, w.conv.shape[0]
-    heads, value = config.sizes["NV"], config.sizes["DV"]
-    qkv, z = torch.split(linear(x, w.qkvz), [channels, heads * value], -1)
-    b, a = linear(x, w.ba).chunk(2, -1)
-    o = delta_rule(qkv, a, b, w, pools, context)
-    o = gated_rmsnorm(o, z.view(-1, heads, value), w.norm, config.eps)
-    return linear(o.flatten(1), w.out)
+    o, z = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context)
+    return linear(gated_rmsnorm(o, z, w.norm, context.config.eps).flatten(1), w.out)
+
+
+def rule_heads(
+    qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Return (output of the rule, its gate), both [T, V, v], from the projections of its inputs."""
+    channels, heads, value = w.conv.shape[0], context.config.sizes["NV"], context.config.sizes["DV"]
+    qkv, z = torch.split(qkvz, [channels, heads * value], -1)
+    b, a = ba.chunk(2, -1)
+    return delta_rule(qkv, a, b, w, pools, context), z.view(-1, heads, value)
 
 
 def delta_rule(qkv: Tensor, a: Tensor, b: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
@@ -257,15 +285,20 @@ def split_heads(qkv: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
 
 def attention(x: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
+    return linear(attention_heads(linear(x, w.qkv), w, pools, context), w.out)
+
+
+def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
+    """Return the gated attention [T, n*d] from its inputs' projections."""
     sizes, batch = context.config.sizes, context.batch
     heads, kv_heads, dim = sizes["NH"], sizes["NKV"], sizes["HD"]
     widths = [2 * heads * dim, kv_heads * dim, kv_heads * dim]
-    query_gate, k, v = torch.split(linear(x, w.qkv), widths, -1)
+    query_gate, k, v = torch.split(qkv, widths, -1)
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
     q, k = qk_norm_rope(q, k, w.q_norm, w.k_norm, *context.angles, context.config.eps)
     kv_write(k, v, *pools, batch.token_slots, batch.positions)
-    return linear(attend(q, gate, pools, batch).flatten(1), w.out)
+    return attend(q, gate, pools, batch).flatten(1)
 
 
 def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:

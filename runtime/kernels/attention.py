@@ -33,6 +33,7 @@ from runtime.kernels.launch import (
     use_triton,
     widen,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,6 +133,7 @@ def kv_write(
     _kv_write_kernel[(num_tokens, kv_heads)](
         k_Tmd, v_Tmd, pool_k, pool_v, slots_T, places_T, pool_k.shape[1], kv_heads, head_dim,
         *k_Tmd.stride()[:2], *v_Tmd.stride()[:2], BLOCK=power_of_two(head_dim), num_warps=1,
+        **early(),
     )  # fmt: skip
 
 
@@ -197,13 +199,13 @@ def attention_decode(
         q_Bnd, pool_k, pool_v, part_o, part_max, part_sum, slots_B, lengths_B,
         pool_k.shape[1], num_heads, kv_heads, *q_Bnd.stride()[:2], head_dim**-0.5 * _LOG2_E,
         PARTS=parts, GROUP=group, HEAD=head_dim,
-        BLOCK_G=max(power_of_two(group), 16), BLOCK_D=block_d,
+        BLOCK_G=max(power_of_two(group), 16), BLOCK_D=block_d, **early(),
     )  # fmt: skip
     y_Bnd = torch.empty(q_Bnd.shape, dtype=q_Bnd.dtype, device=q_Bnd.device)
     piece = min(block_d, 64)
     _combine_kernel[(batch, num_heads, block_d // piece)](
         part_o, part_max, part_sum, gate_Bnd, y_Bnd, num_heads, *gate_Bnd.stride()[:2],
-        PARTS=parts, HEAD=head_dim, PIECE=piece, num_warps=4,
+        PARTS=parts, HEAD=head_dim, PIECE=piece, num_warps=4, **early(),
     )  # fmt: skip
     return y_Bnd
 
@@ -228,6 +230,8 @@ def _kv_write_kernel(
     k, v, pool_k, pool_v, slots, places, L, kv_heads, D, k_row, k_head, v_row, v_head,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    start_next()
+    wait_for_inputs()
     t = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + t).to(tl.int64)
@@ -343,6 +347,8 @@ def _decode_kernel(
     q_row, q_head, scale, PARTS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
+    start_next()
+    wait_for_inputs()
     part, kv_head = tl.program_id(0), tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + b).to(tl.int64)
@@ -376,6 +382,8 @@ def _combine_kernel(
     part_o, part_max, part_sum, gate, y, num_heads, gate_row, gate_head,
     PARTS: tl.constexpr, HEAD: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
+    start_next()
+    wait_for_inputs()
     b, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, PARTS)
     d = tl.program_id(2) * PIECE + tl.arange(0, PIECE)

@@ -1,105 +1,62 @@
-"""Linear layers on FP8 E4M3 weights whose scale belongs to a 128 x 128 block or to a row.
+"""Linear layers on stored weights: float, or FP8 E4M3 with scales of 128 x 128 blocks or of rows.
 
     weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
     dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
                   scales) or over the whole token (channel scales): W8A8, as vLLM and SGLang do
 
-Source: DeepSeek-V3 technical report, section 3.3; `weight_scale_inv` of the Qwen3.5 FP8 files and
-`weight_scale` of compressed-tensors hold the same numbers.
-Trap: in spite of its name `weight_scale_inv` is multiplied, not divided by. And codes and scales
-have to be multiplied in float32: their product, rounded to bfloat16, is another weight.
+Source: DeepSeek-V3 technical report, section 3.3.
+Trap: codes and scales have to be multiplied in float32 wherever the weight is read anyway: their
+product, rounded to bfloat16, is another weight. From 512 rows on a weight-only product does round
+it, as loading the weight decoded would: cuBLAS is then twice as fast as tiles that decode.
 
-A weight byte is read once for up to 16 rows of x. Up to 4 rows that is a product in registers, for
-more the weights are the left operand of the tensor cores, where they may come from registers.
+One row is a product in registers (see gemv). For a few the weights are the left operand of the
+tensor cores, where they may come from registers. W8A8 is cuBLAS's where it has it.
 
 Shape letters: M rows of x (tokens), N outputs, K inputs, G groups of 128 inputs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl, use_triton, widen
+from runtime.kernels.gemv import row_linear
+from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl, use_triton
 from runtime.kernels.quantize_rows import quantize_rows, quantize_rows_reference
+from runtime.kernels.weight import (
+    BLOCK,
+    FEW_ROWS,
+    Fp8Weight,
+    Stored,
+    Weight,
+    dequant,
+    dequant_reference,
+    linear_fp8_reference,
+    product_reference,
+    scale_edge,
+)
 
-BLOCK = 128
-FEW_ROWS = 16
-VECTOR_ROWS = 4
-_STRIP = 8 * BLOCK
-_PROGRAMS = 264  # two for each of the 132 multiprocessors of an H100
+__all__ = [
+    "BLOCK",
+    "Fp8Weight",
+    "Stored",
+    "Weight",
+    "dequant",
+    "dequant_reference",
+    "linear",
+    "linear_codes",
+    "linear_fp8",
+    "linear_fp8_dynamic",
+    "linear_fp8_dynamic_reference",
+    "linear_fp8_reference",
+    "linear_reference",
+    "scale_edge",
+]
 
-
-@dataclass(frozen=True)
-class Fp8Weight:
-    """An FP8 weight [N, K], or a stack of them [E, N, K].
-
-    codes    [..., N, K] float8_e4m3fn, contiguous
-    scale    [..., ceil(N/128), ceil(K/128)] (block) or [..., N, 1] (channel), contiguous
-    dynamic  `linear` quantises x too when x has more than 16 rows
-    """
-
-    codes: Tensor
-    scale: Tensor
-    dynamic: bool = False
-
-    def __post_init__(self) -> None:
-        scale_edge(self.codes, self.scale)
-
-    def __getitem__(self, expert: int) -> Fp8Weight:
-        return Fp8Weight(self.codes[expert], self.scale[expert], self.dynamic)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return the shape of the codes, the weight's own."""
-        return self.codes.shape
-
-    def quantises(self, num_rows: int) -> bool:
-        """Return whether `linear` quantises an x of so many rows."""
-        return self.dynamic and num_rows > FEW_ROWS
-
-
-Weight: TypeAlias = Tensor | Fp8Weight
-
-
-def scale_edge(codes: Tensor, scale: Tensor) -> int:
-    """Return how many rows share a scale, 1 (channel) or 128 (block), from the scale's shape."""
-    *stack, n, k = codes.shape
-    assert codes.dtype == torch.float8_e4m3fn, f"codes must be float8_e4m3fn, not {codes.dtype}"
-    assert codes.is_contiguous(), "codes must be contiguous"
-    assert scale.is_contiguous(), "the scale must be contiguous"
-    assert scale.dtype in (torch.bfloat16, torch.float32, torch.float64), "the scale must be float"
-    if scale.shape == (*stack, n, 1):
-        return 1
-    grid = (*stack, -(-n // BLOCK), -(-k // BLOCK))
-    assert scale.shape == grid, f"a scale of {list(codes.shape)} codes is {list(grid)} or per row"
-    return BLOCK
-
-
-def dequant_reference(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Say what `dequant` computes, in plain torch."""
-    n, k = codes.shape[-2:]
-    factor = widen(scale)
-    if scale_edge(codes, scale) == BLOCK:
-        factor = factor.repeat_interleave(BLOCK, -2)[..., :n, :]
-        factor = factor.repeat_interleave(BLOCK, -1)[..., :k]
-    return (codes.to(factor.dtype) * factor).to(dtype)
-
-
-def linear_fp8_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """Say what `linear_fp8` computes, in plain torch; 1024 rows of the weight at a time."""
-    edge = scale_edge(codes, scale)
-    x = widen(x_MK)
-    y_MN = x.new_empty((x.shape[0], codes.shape[0]))
-    for row in range(0, codes.shape[0], _STRIP):
-        end = row + _STRIP
-        weight = dequant_reference(codes[row:end], scale[row // edge : end // edge], x.dtype)
-        torch.mm(x, weight.T, out=y_MN[:, row:end])
-    return y_MN.to(x_MK.dtype)
+_DECODED_ROWS = 512
+_PROGRAMS = 512  # four for each of the 132 multiprocessors of an H100
+MULTIPLE = 16
 
 
 def linear_fp8_dynamic_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -115,11 +72,9 @@ def linear_reference(x_MK: Tensor, weight: Weight, batch: int | None = None) -> 
 
     batch  the number of rows that decides about quantising x, where x is part of a larger batch
     """
-    if not isinstance(weight, Fp8Weight):
-        return F.linear(x_MK, weight)
-    quantise = weight.quantises(batch or x_MK.shape[0])
-    multiply = linear_fp8_dynamic_reference if quantise else linear_fp8_reference
-    return multiply(x_MK, weight.codes, weight.scale)
+    if isinstance(weight, Fp8Weight) and weight.quantises(batch or x_MK.shape[0]):
+        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    return product_reference(x_MK, weight)
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
@@ -128,29 +83,15 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     x       [..., K]
     weight  [N, K] in x's dtype, or an Fp8Weight
     """
-    if not isinstance(weight, Fp8Weight):
-        return F.linear(x, weight)
     x_MK = x.reshape(-1, x.shape[-1])
-    multiply = linear_fp8_dynamic if weight.quantises(x_MK.shape[0]) else linear_fp8
-    return multiply(x_MK, weight.codes, weight.scale).view(*x.shape[:-1], weight.shape[0])
-
-
-def dequant(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return codes * scale [..., N, K], multiplied in float32 and rounded once to `dtype`.
-
-    codes, scale  as in Fp8Weight
-    """
-    edge = scale_edge(codes, scale)
-    if not use_triton(codes):
-        return dequant_reference(codes, scale, dtype)
-    n, k = codes.shape[-2:]
-    out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
-    grid = (-(-n // BLOCK), -(-k // BLOCK), codes.numel() // (n * k))
-    _dequant_kernel[grid](
-        codes, scale, out, n, k, *scale.shape[-2:], int(edge > 1),
-        EDGE=edge, ROWS=BLOCK, COLS=BLOCK, num_warps=8,
-    )  # fmt: skip
-    return out
+    if x_MK.shape[0] == 1 and use_triton(x):
+        y_MN = row_linear(x_MK.contiguous(), weight)
+    elif not isinstance(weight, Fp8Weight):
+        return F.linear(x, weight)
+    else:
+        multiply = linear_fp8_dynamic if weight.quantises(x_MK.shape[0]) else linear_fp8
+        y_MN = multiply(x_MK, weight.codes, weight.scale)
+    return y_MN.view(*x.shape[:-1], weight.shape[0])
 
 
 def linear_fp8(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -159,18 +100,14 @@ def linear_fp8(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     x_MK           [M, K] float, rows contiguous in themselves
     codes, scale   one weight, as in Fp8Weight
     """
-    edge = _check(x_MK, codes, scale)
+    _check(x_MK, codes, scale)
     if not use_triton(x_MK):
         return linear_fp8_reference(x_MK, codes, scale)
-    (m, k), n = x_MK.shape, codes.shape[0]
-    if m > VECTOR_ROWS:
-        return _tiles(x_MK, None, codes, scale, x_MK.dtype)
-    y_MN = torch.empty((m, n), dtype=x_MK.dtype, device=x_MK.device)
-    _few_rows_kernel[lambda meta: (-(-n // meta["BLOCK_N"]),)](
-        x_MK, codes, scale, y_MN, m, n, k, x_MK.stride(0), scale.stride(0), int(edge > 1),
-        EDGE=edge, ROWS=power_of_two(m),
-    )  # fmt: skip
-    return y_MN
+    if x_MK.shape[0] == 1:
+        return row_linear(x_MK, Fp8Weight(codes, scale))
+    if x_MK.shape[0] >= _DECODED_ROWS and x_MK.dtype in (torch.bfloat16, torch.float16):
+        return F.linear(x_MK, dequant(codes, scale, x_MK.dtype))
+    return _tiles(x_MK, None, codes, scale, x_MK.dtype)
 
 
 def linear_fp8_dynamic(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -183,8 +120,39 @@ def linear_fp8_dynamic(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     edge = _check(x_MK, codes, scale)
     if not use_triton(x_MK):
         return linear_fp8_dynamic_reference(x_MK, codes, scale)
-    x_codes, x_scale = quantize_rows(x_MK, x_MK.shape[1] if edge == 1 else BLOCK)
-    return _tiles(x_codes, x_scale, codes, scale, x_MK.dtype)
+    group = x_MK.shape[1] if edge == 1 else BLOCK
+    x_codes, x_scale = quantize_rows(x_MK, group, MULTIPLE)
+    y_MN = linear_codes(x_codes, x_scale, codes, scale, x_MK.dtype)
+    return y_MN[: x_MK.shape[0]]
+
+
+def linear_codes(
+    x_codes: Tensor, x_scale: Tensor, codes: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return (x_codes * x_scale) @ (codes * scale).T [M, N], on a GPU.
+
+    x_codes, x_scale  from `quantize_rows`, M a multiple of 16
+    codes, scale      one weight, as in Fp8Weight
+    """
+    if not _cublas_has(x_codes, codes, scale, dtype):
+        return _tiles(x_codes, x_scale, codes, scale, dtype)
+    y_MN: Tensor = torch._scaled_mm(
+        x_codes, codes.T, scale_a=x_scale, scale_b=scale.T, out_dtype=dtype
+    )
+    return y_MN
+
+
+def _cublas_has(x_codes: Tensor, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether cuBLAS multiplies these: in blocks on Hopper only, its scales in fours."""
+    (n, k), by_rows = codes.shape, scale.shape[1] == 1
+    return (
+        x_codes.is_cuda
+        and torch.cuda.get_device_capability(x_codes.device) == (9, 0)
+        and dtype == torch.bfloat16
+        and scale.dtype == torch.float32
+        and n % 16 == 0
+        and k % (16 if by_rows else 4 * BLOCK) == 0
+    )
 
 
 def block_of_rows(num_rows: int) -> int:
@@ -205,7 +173,7 @@ def _tiles(
 ) -> Tensor:
     """Return the product [M, N] from the tensor cores; K is cut where few rows leave them idle."""
     (m, k), n, edge = x_MK.shape, codes.shape[0], scale_edge(codes, scale)
-    parts = max(1, min(_PROGRAMS // -(-n // 64), k // (4 * BLOCK), 8)) if m <= FEW_ROWS else 1
+    parts = max(1, min(-(-_PROGRAMS // -(-n // 32)), k // (4 * BLOCK), 8)) if m <= FEW_ROWS else 1
     y_MN = torch.empty((m, n), dtype=dtype, device=x_MK.device)
     partial = y_MN if parts == 1 else y_MN.new_empty((parts, m, n), dtype=torch.float32)
     block_m = block_of_rows(m)
@@ -214,78 +182,6 @@ def _tiles(
         x_MK.stride(0), scale.stride(0), int(edge > 1), EDGE=edge, BLOCK_M=block_m,
     )  # fmt: skip
     return y_MN if parts == 1 else partial.sum(0).to(dtype)
-
-
-@jit
-def _dequant_kernel(
-    codes, scale, out, N, K, scale_rows, scale_cols, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
-    e = tl.program_id(2).to(tl.int64)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)
-    inside = (rows < N)[:, None] & (cols < K)[None, :]
-    at = (e * N + rows)[:, None] * K + cols[None, :]
-    x = tl.load(codes + at, mask=inside, other=0.0).to(tl.float32)
-    s_row = (e * scale_rows + rows // EDGE) * scale_cols + tl.program_id(1) * scale_col
-    s = tl.load(scale + s_row, mask=rows < N, other=0.0).to(tl.float32)
-    tl.store(out + at, (x * s[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-@jit
-def row_products(
-    x, weight, scale, rows, inside, M, K, x_row, scale_row, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Return [ROWS, BLOCK_N] float32: `rows` of the weight [N, K] times the first M rows of x.
-
-    EDGE  rows that share a scale: 0 without scales, 1 or 128. Sixteen weights stay in one thread,
-    so that a block's scale is applied once for them and threads meet only at the end.
-    """
-    VECTOR: tl.constexpr = 16
-    NUM: tl.constexpr = BLOCK_K // VECTOR
-    m = tl.arange(0, ROWS)[:, None, None, None]
-    k_GV = tl.arange(0, NUM)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    w_rows = weight + rows.to(tl.int64)[:, None, None] * K
-    total = tl.zeros((ROWS, BLOCK_N, NUM), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        k = (start + k_GV)[None, :, :]
-        w = tl.load(w_rows + k, mask=inside[:, None, None] & (k < K), other=0.0).to(tl.float32)
-        k = k[None, :, :, :]
-        x_k = tl.load(x + m * x_row + k, mask=(m < M) & (k < K), other=0.0).to(tl.float32)
-        products = tl.sum(w[None, :, :, :] * x_k, 3)
-        if EDGE > 1:
-            g = (start + tl.arange(0, NUM) * VECTOR)[None, :]
-            s = scale + (rows // EDGE)[:, None] * scale_row + g // 128 * scale_col
-            s = tl.load(s, mask=inside[:, None] & (g < K), other=0.0).to(tl.float32)
-            products *= s[None, :, :]
-        total += products
-    y = tl.sum(total, 2)
-    if EDGE == 1:
-        y *= tl.load(scale + rows, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return y
-
-
-ROW_CHOICES = [
-    {"BLOCK_N": n, "BLOCK_K": k, "num_warps": warps}
-    for n, k, warps in ((8, 512, 4), (4, 1024, 4), (8, 1024, 8), (4, 512, 2), (16, 512, 8))
-]
-
-
-@autotune(ROW_CHOICES, key=["N", "K", "ROWS", "EDGE"])
-@jit
-def _few_rows_kernel(
-    x, codes, scale, y, M, N, K, x_row, scale_row, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    y_MN = row_products(
-        x, codes, scale, rows, rows < N, M, K, x_row, scale_row, scale_col,
-        EDGE, ROWS, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    m = tl.arange(0, ROWS)[:, None]
-    inside = (m < M) & (rows < N)[None, :]
-    tl.store(y + m * N + rows[None, :], y_MN.to(y.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -334,8 +230,7 @@ def scale_rows(total, scale, x_scale, n, m, n_inside, m_inside, EDGE: tl.constex
 TILE_CHOICES = [
     {"BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
     for n, k, warps, stages in (
-        (64, 128, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (128, 64, 8, 4),
-        (128, 128, 8, 3), (128, 128, 8, 4),
+        (32, 128, 2, 5), (64, 128, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3), (128, 128, 8, 4),
     )
 ]  # fmt: skip
 

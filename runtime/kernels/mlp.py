@@ -7,58 +7,31 @@ Source: Shazeer 2020, "GLU variants improve transformer"; Qwen3_5MLP of transfor
 each linear, silu and each product is rounded to the model dtype.
 Trap: gate is the first half of gate_up, up the second; swapped halves have the right shapes.
 
-For up to 4 rows one kernel makes gate, up and their product, for batch 1 decoding.
+For one row one kernel makes gate, up and their product.
 
 Shape letters: T tokens, H hidden, F inner size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 from torch.nn.functional import silu
 
-from runtime.kernels.gemm_fp8 import (
-    ROW_CHOICES,
-    VECTOR_ROWS,
-    Fp8Weight,
-    Weight,
-    linear,
-    linear_reference,
-    row_products,
-    scale_edge,
-)
-from runtime.kernels.launch import autotune, jit, power_of_two, tl, use_triton
+from runtime.kernels.gemm_fp8 import MULTIPLE, linear, linear_codes, linear_reference
+from runtime.kernels.gemv import row_gated, silu_times
+from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.quantize_rows import quantized
+from runtime.kernels.weight import BLOCK, Fp8Weight
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.kernels.weight import Weight
 
 _ELEMENTS = 1024
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A weight [N, K], or a stack of them [E, N, K], as the kernels are told about it.
-
-    edge  rows that share a scale: 0 where there are no scales, else 1 or 128
-    """
-
-    values: Tensor
-    scale: Tensor
-    edge: int
-
-    @staticmethod
-    def of(weight: object) -> Stored:
-        """Return what the kernels need; the layout is asserted."""
-        if isinstance(weight, Fp8Weight):
-            return Stored(weight.codes, weight.scale, scale_edge(weight.codes, weight.scale))
-        assert isinstance(weight, Tensor), "the kernels take Tensors and Fp8Weights"
-        assert weight.is_contiguous(), "weights must be contiguous"
-        return Stored(weight, weight, 0)
-
-    @property
-    def scale_strides(self) -> tuple[int, ...]:
-        """Return the scale's strides; that of columns is 0 where a row has one scale."""
-        return *self.scale.stride()[:-1], int(self.edge > 1)
+_ROWS = 16
 
 
 def silu_mul_reference(gate_up_T2F: Tensor) -> Tensor:
@@ -99,19 +72,9 @@ def gated_linear(x_TH: Tensor, gate_up: Weight) -> Tensor:
     x_TH     [T, H] model dtype, contiguous
     gate_up  [2F, H], gate rows first
     """
-    num_tokens, hidden = x_TH.shape
-    if num_tokens > VECTOR_ROWS or not use_triton(x_TH):
-        return silu_mul(linear(x_TH, gate_up))
-    assert x_TH.is_contiguous(), "x must be contiguous"
-    stored = Stored.of(gate_up)
-    inner = stored.values.shape[0] // 2
-    assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
-    out_TF = x_TH.new_empty((num_tokens, inner))
-    _gated_rows_kernel[lambda meta: (-(-inner // meta["BLOCK_N"]),)](
-        x_TH, stored.values, stored.scale, out_TF, num_tokens, hidden, inner,
-        *stored.scale_strides, EDGE=stored.edge, ROWS=power_of_two(num_tokens),
-    )  # fmt: skip
-    return out_TF
+    if x_TH.shape[0] == 1 and use_triton(x_TH):
+        return row_gated(x_TH, gate_up)
+    return silu_mul(linear(x_TH, gate_up))
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight) -> Tensor:
@@ -120,7 +83,34 @@ def mlp(x_TH: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     x_TH           [T, H] model dtype, contiguous
     gate_up, down  [2F, H], gate rows first, and [H, F]
     """
-    return linear(gated_linear(x_TH, gate_up), down)
+    if not _quantised_inside(x_TH, down):
+        return linear(gated_linear(x_TH, gate_up), down)
+    assert isinstance(down, Fp8Weight), "only FP8 weights quantise their inputs"
+    codes, scale = silu_mul_quantised(linear(x_TH, gate_up))
+    return linear_codes(codes, scale, down.codes, down.scale, x_TH.dtype)[: x_TH.shape[0]]
+
+
+def _quantised_inside(x_TH: Tensor, down: Weight) -> bool:
+    """Return whether `down` takes its input in groups of 128 codes."""
+    if not isinstance(down, Fp8Weight) or not use_triton(x_TH):
+        return False
+    by_block = down.scale.shape[-1] > 1 or down.shape[-1] <= BLOCK
+    return down.quantises(x_TH.shape[0]) and by_block and down.shape[-1] % BLOCK == 0
+
+
+def silu_mul_quantised(gate_up_T2F: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `quantize_rows` of `silu_mul`, groups of 128 and rows in sixteens, on a GPU.
+
+    gate_up_T2F  [T, 2F] contiguous, F a multiple of 128
+    """
+    num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
+    height = -(-num_tokens // MULTIPLE) * MULTIPLE
+    codes = gate_up_T2F.new_empty((height, inner), dtype=torch.float8_e4m3fn)
+    scale_GT = gate_up_T2F.new_empty((inner // BLOCK, height), dtype=torch.float32)
+    _silu_mul_quantised_kernel[(-(-num_tokens // _ROWS), inner // BLOCK)](
+        gate_up_T2F, codes, scale_GT, num_tokens, inner, height, ROWS=_ROWS, num_warps=4
+    )
+    return codes, scale_GT.T
 
 
 def shared_expert(x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
@@ -133,19 +123,6 @@ def shared_expert(x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor) -> 
 
 
 @jit
-def rounded(x, like):
-    """Return x rounded to the dtype of the pointer `like`, in float32."""
-    return x.to(like.dtype.element_ty).to(tl.float32)
-
-
-@jit
-def silu_times(gate, up, like):
-    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
-    gate = rounded(gate, like)
-    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)
-
-
-@jit
 def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -155,27 +132,13 @@ def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
 
 
 @jit
-def gated_rows(
-    x, gate_up, scale, out, M, H, F, scale_row, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Store this program's columns of silu(gate) * up for the first M rows of x, at most ROWS."""
-    f = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    gate = row_products(
-        x, gate_up, scale, f, f < F, M, H, H, scale_row, scale_col, EDGE, ROWS, BLOCK_N, BLOCK_K
-    )
-    up = row_products(
-        x, gate_up, scale, F + f, f < F, M, H, H, scale_row, scale_col, EDGE, ROWS, BLOCK_N, BLOCK_K
-    )
-    m = tl.arange(0, ROWS)[:, None]
-    product = silu_times(gate, up, out).to(out.dtype.element_ty)
-    tl.store(out + m * F + f[None, :], product, mask=(m < M) & (f < F)[None, :])
-
-
-@autotune(ROW_CHOICES, key=["H", "F", "ROWS", "EDGE"])
-@jit
-def _gated_rows_kernel(
-    x, gate_up, scale, out, M, H, F, scale_row, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    gated_rows(x, gate_up, scale, out, M, H, F, scale_row, scale_col, EDGE, ROWS, BLOCK_N, BLOCK_K)
+def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.constexpr):
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    f = tl.program_id(1) * 128 + tl.arange(0, 128)[None, :]
+    rows, inside = t.to(tl.int64)[:, None], (t < T)[:, None]
+    gate = tl.load(gate_up + 2 * rows * F + f, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * rows + 1) * F + f, mask=inside, other=0.0).to(tl.float32)
+    product = silu_times(gate, up, gate_up)
+    q, s = quantized(product.to(gate_up.dtype.element_ty).to(tl.float32), codes)
+    tl.store(codes + rows * F + f, q, mask=inside)
+    tl.store(scale + tl.program_id(1) * height + t, s, mask=t < T)

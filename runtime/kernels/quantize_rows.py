@@ -38,41 +38,49 @@ def quantize_rows_reference(x_MK: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return codes.to(torch.float8_e4m3fn).view(m, -1)[:, :k].contiguous(), scale
 
 
-def quantize_rows(x_MK: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
     """Return (codes, scale): each `group` columns of each row in E4M3 with a scale amax / 448.
 
-    x_MK   [M, K] float, rows contiguous in themselves; K need not be a multiple of `group`
-    codes  [M, K] float8_e4m3fn
-    scale  [M, ceil(K/group)] float32, never zero; on a GPU its columns are contiguous
+    x_MK      [M, K] float, rows contiguous in themselves; K need not be a multiple of `group`
+    multiple  on a GPU M is rounded up to it; what the further rows hold is not defined
+    codes     [M, K] float8_e4m3fn
+    scale     [M, ceil(K/group)] float32, never zero; on a GPU its columns are contiguous
     """
     assert x_MK.stride(1) == 1, "rows must be contiguous"
     if not use_triton(x_MK):
         return quantize_rows_reference(x_MK, group)
     m, k = x_MK.shape
-    num_groups, cols = -(-k // group), power_of_two(group)
-    codes = torch.empty((m, k), dtype=torch.float8_e4m3fn, device=x_MK.device)
-    scale_GM = torch.empty((num_groups, m), dtype=torch.float32, device=x_MK.device)
+    num_groups, cols, height = -(-k // group), power_of_two(group), -(-m // multiple) * multiple
+    codes = torch.empty((height, k), dtype=torch.float8_e4m3fn, device=x_MK.device)
+    scale_GM = torch.empty((num_groups, height), dtype=torch.float32, device=x_MK.device)
     rows = max(1, 4096 // cols)
     _quantize_rows_kernel[(-(-m // rows), num_groups)](
-        x_MK, codes, scale_GM, m, k, x_MK.stride(0),
+        x_MK, codes, scale_GM, m, k, x_MK.stride(0), height,
         GROUP=group, ROWS=rows, COLS=cols, num_warps=8 if cols > 4096 else 4,
     )  # fmt: skip
     return codes, scale_GM.T
 
 
 @jit
+def quantized(x_MK, codes):
+    """Return (codes of the type that `codes` points to, scale) of rows of one group, in float32."""
+    s = tl.div_rn(tl.max(tl.abs(x_MK), 1), 448.0)
+    s = tl.where(s > 0, s, 1.0)
+    scaled = tl.div_rn(x_MK, s[:, None])
+    return tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(codes.dtype.element_ty), s
+
+
+@jit
 def _quantize_rows_kernel(
-    x, codes, scale, M, K, x_row, GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
-):
+    x, codes, scale, M, K, x_row, height,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, COLS)
     k = tl.program_id(1) * GROUP + i
     inside = (m < M)[:, None] & ((i < GROUP) & (k < K))[None, :]
     rows = m.to(tl.int64)[:, None]
     x_MK = tl.load(x + rows * x_row + k[None, :], mask=inside, other=0.0).to(tl.float32)
-    s = tl.div_rn(tl.max(tl.abs(x_MK), 1), 448.0)
-    s = tl.where(s > 0, s, 1.0)
-    scaled = tl.div_rn(x_MK, s[:, None])
-    q = tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(codes.dtype.element_ty)
+    q, s = quantized(x_MK, codes)
     tl.store(codes + rows * K + k[None, :], q, mask=inside)
-    tl.store(scale + tl.program_id(1) * M + m, s, mask=m < M)
+    tl.store(scale + tl.program_id(1) * height + m, s, mask=m < M)

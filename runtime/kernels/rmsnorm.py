@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +61,9 @@ def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     y = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
     block = power_of_two(x_TH.shape[1])
     _rmsnorm_kernel[(x_TH.shape[0],)](
-        x_TH, weight_H, y, x_TH.shape[1], x_TH.stride(0), eps, BLOCK=block, num_warps=_warps(block)
-    )
+        x_TH, weight_H, y, x_TH.shape[1], x_TH.stride(0), eps, BLOCK=block, num_warps=_warps(block),
+        **early(),
+    )  # fmt: skip
     return y
 
 
@@ -85,7 +87,7 @@ def add_rmsnorm(
     block = power_of_two(hidden)
     _add_rmsnorm_kernel[(num_rows,)](
         x_TH, residual_TH, weight_H, y, total, hidden, x_TH.stride(0), residual_TH.stride(0), eps,
-        BLOCK=block, num_warps=_warps(block),
+        BLOCK=block, num_warps=_warps(block), **early(),
     )  # fmt: skip
     return y, total
 
@@ -111,7 +113,7 @@ def gated_rmsnorm(o_TVd: Tensor, z_TVd: Tensor, weight_d: Tensor, eps: float) ->
     grid = (-(-num_tokens // rows), num_heads)
     _gated_rmsnorm_kernel[grid](
         o_TVd, z_TVd, weight_d, y, num_tokens, o_TVd.stride(0), z_TVd.stride(0), y.stride(0), eps,
-        D=d, ROWS=rows, BLOCK=block, num_warps=4,
+        D=d, ROWS=rows, BLOCK=block, num_warps=4, **early(),
     )  # fmt: skip
     return y
 
@@ -135,6 +137,8 @@ def zero_centred(x, w, num, eps):
 
 @jit
 def _rmsnorm_kernel(x, weight, y, H, x_row, eps, BLOCK: tl.constexpr):
+    start_next()
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
@@ -147,6 +151,8 @@ def _rmsnorm_kernel(x, weight, y, H, x_row, eps, BLOCK: tl.constexpr):
 def _add_rmsnorm_kernel(
     x, residual, weight, y, total, H, x_row, residual_row, eps, BLOCK: tl.constexpr
 ):
+    start_next()
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < H
@@ -164,6 +170,8 @@ def _gated_rmsnorm_kernel(
     o, z, weight, y, T, o_row, z_row, y_row, eps,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    start_next()
+    wait_for_inputs()
     t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     i = tl.arange(0, BLOCK)[None, :]
     column = tl.program_id(1) * D + i

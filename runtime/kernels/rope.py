@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 from runtime.kernels.rmsnorm import rmsnorm_reference
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def qk_norm_rope(
     grid, blocks = _launch(q_Thd, k_Thd)
     _qk_norm_rope_kernel[grid](
         q_Thd, k_Thd, wq_d, wk_d, cos_Tr, sin_Tr, q, k, *_strides(q_Thd, k_Thd), eps,
-        D=q.shape[2], R=cos_Tr.shape[1], **blocks,
+        D=q.shape[2], R=cos_Tr.shape[1], **blocks, **early(),
     )  # fmt: skip
     return q, k
 
@@ -272,6 +273,8 @@ def _qk_norm_rope_kernel(
     q, k, wq, wk, cos, sin, q_out, k_out, T, num_q, num_k, q_row, q_head, k_row, k_head, eps,
     D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    start_next()
+    wait_for_inputs()
     head = tl.program_id(1)
     if head < num_q:
         _norm_rope_heads(

@@ -159,7 +159,7 @@ def test_the_dequantising_kernel_gives_the_bits_of_the_reference(scheme, interpr
     [(1, 45, 530), (3, 13, 40), (5, 130, 1100), (16, 70, 200), (20, 130, 300), (131, 20, 130)],
 )
 def test_the_kernels_sum_what_the_reference_sums(shape, scheme, interpreter):
-    """Up to 4 rows in registers, up to 16 with K cut in parts (1100 is enough for two), tiles."""
+    """One row in registers, up to 16 with K cut in parts (1100 is enough for two), tiles."""
     m, n, k = shape
     codes, scale = quantised(n, k, scheme=scheme, dtype=torch.bfloat16)
     x = normal(m, k)

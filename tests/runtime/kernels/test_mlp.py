@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
@@ -13,8 +15,10 @@ from runtime.kernels.mlp import (
     mlp_reference,
     shared_expert,
     silu_mul,
+    silu_mul_quantised,
     silu_mul_reference,
 )
+from runtime.kernels.quantize_rows import quantize_rows_reference
 
 # Sums of a few hundred products in another order.
 FLOAT32 = 1e-6
@@ -81,8 +85,27 @@ def test_the_elementwise_kernel_crosses_its_block(interpreter):
 @pytest.mark.parametrize("stored", ["plain", "block", "channel"])
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_the_kernels_make_gate_and_up_as_the_reference(rows, stored, interpreter):
-    """Up to 4 rows in one kernel; 65 rows of each half share no block of scales evenly."""
+    """One row in one kernel; 65 rows of each half share no block of scales evenly."""
     x, gate_up = normal(rows, 140), weight(130, 140, stored=stored)
     down = weight(20, 65, stored=stored, seed=2)
     assert distance(gated_linear(x, gate_up), gated_linear_reference(x, gate_up)) < FLOAT32
     assert distance(mlp(x, gate_up, down), mlp_reference(x, gate_up, down)) < FLOAT32
+
+
+def test_the_product_is_quantised_as_it_leaves(interpreter):
+    """To the interpreter's own cast: it cuts off, and halves what rounds up to a power of two."""
+    both = normal(21, 2 * 256)
+    product = silu_mul_reference(both)
+    codes, scale = silu_mul_quantised(both)
+    assert codes.shape == (32, 256)
+    exact = quantize_rows_reference(product, 128)[1]
+    assert distance(scale[:21], exact) < FLOAT32
+    decoded = codes[:21].float() * scale[:21].repeat_interleave(128, 1)
+    assert distance(decoded, product) < 0.1
+
+
+def test_a_quantised_feed_forward_costs_what_its_parts_cost(interpreter):
+    gate_up = dataclasses.replace(weight(512, 140, stored="block"), dynamic=True)
+    down = dataclasses.replace(weight(20, 256, stored="block", seed=2), dynamic=True)
+    x = normal(21, 140)
+    assert distance(mlp(x, gate_up, down), mlp_reference(x, gate_up, down)) < 0.125

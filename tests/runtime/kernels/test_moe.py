@@ -9,20 +9,23 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
-from runtime.kernels import moe
+from runtime.kernels import expert_tiles
+from runtime.kernels.expert_tiles import expert_blocks
 from runtime.kernels.gemm_fp8 import Fp8Weight
 from runtime.kernels.moe import (
     MoeWeights,
-    expert_blocks,
     moe_block,
     moe_experts,
     moe_experts_reference,
+    moe_row,
     route,
     route_absorbed,
     route_absorbed_reference,
     route_reference,
+    router_logits,
 )
 from runtime.kernels.quantize_rows import quantize_rows_reference
+from runtime.kernels.rmsnorm import rmsnorm_reference
 
 E, K, H, F = 7, 3, 40, 24
 # Sums of a few hundred products in another order.
@@ -216,7 +219,7 @@ def test_the_kernels_quantise_activations_as_the_reference(stored, interpreter, 
         codes, scale = quantize_rows_reference(x, group)
         return codes, scale.T.contiguous().T
 
-    monkeypatch.setattr(moe, "quantize_rows", quantise)
+    monkeypatch.setattr(expert_tiles, "quantize_rows", quantise)
     gate_up = dataclasses.replace(stack(4, 280, 150, stored=stored), dynamic=True)
     down = dataclasses.replace(stack(4, 150, 140, stored=stored, seed=2), dynamic=True)
     x = normal(20, 150)
@@ -234,3 +237,32 @@ def test_the_block_runs_on_kernels(interpreter):
     expected = part(x[None])[0]
     assert distance(moe_block(x, weights_of(part), K), expected) < FLOAT32
     assert distance(moe_block(x, absorbed(weights_of(part)), K), expected) < FLOAT32
+
+
+def test_a_single_token_takes_its_norm_and_residual_along(interpreter):
+    """With the shared expert in the stack in three kernels and the choice, else as a block."""
+    part, x, norm = block(shared=F), normal(1, H) * 3, normal(H, seed=4) * 0.1
+    expected = x + part(rmsnorm_reference(x, norm, 1e-6)[None])[0]
+    for weights in (weights_of(part), absorbed(weights_of(part))):
+        assert distance(moe_row(x, norm, 1e-6, weights, K), expected) < FLOAT32
+
+
+def test_tiles_of_codes_find_the_scales_of_tokens_and_weights(interpreter):
+    """To the interpreter's own cast: it cuts off, and halves what rounds up to a power of two."""
+    gate_up = dataclasses.replace(stack(4, 512, 256, stored="block"), dynamic=True)
+    down = dataclasses.replace(stack(4, 256, 256, stored="block", seed=2), dynamic=True)
+    x = normal(40, 256) * torch.exp2(-(torch.arange(40)[:, None] % 7).float())
+    weights, experts = route_reference(normal(40, 4, seed=5), 2)
+    got = moe_experts(x, gate_up, down, weights, experts)
+    expected = moe_experts_reference(x, gate_up, down, weights, experts)
+    rows = (got - expected).norm(dim=1) / expected.norm(dim=1)
+    assert rows.max() < 0.25
+    undynamic = [dataclasses.replace(w, dynamic=False) for w in (gate_up, down)]
+    assert distance(moe_experts(x, *undynamic, weights, experts), got) > 1e-3
+
+
+def test_the_router_scores_many_tokens_alike():
+    """The odd last row is multiplied alone."""
+    x, router = normal(300, H), normal(E, H, seed=1)
+    assert router_logits(x, router).shape == (300, E)
+    assert distance(router_logits(x, router), x @ router.T) < FLOAT32

@@ -61,3 +61,13 @@ def test_the_kernel_gives_the_codes_of_the_reference(m, k, group, interpreter):
     expected_codes, expected_scale = quantize_rows_reference(x, group)
     assert torch.equal(scale, expected_scale)
     assert torch.equal(codes.float(), expected_codes.float())
+
+
+def test_rows_are_filled_up_to_a_multiple(interpreter):
+    x = representable(5, 300, 128)
+    codes, scale = quantize_rows(x, 128, 16)
+    expected_codes, expected_scale = quantize_rows_reference(x, 128)
+    assert codes.shape == (16, 300)
+    assert scale.stride() == (1, 16)
+    assert torch.equal(scale[:5], expected_scale)
+    assert torch.equal(codes[:5].float(), expected_codes.float())

@@ -1,0 +1,224 @@
+"""Time whole models of random weights against the floors of the card: decoding and prompts.
+
+    python benchmarks/hopper.py [--models 27B-fp8 ...] [--only decode prefill ...] [--check-only]
+
+First the model is checked: two layers of it, a prompt and a few decode steps, against the same on
+the CPU in float32. What fails is not timed, and the exit code is 1. Then each step is timed as a
+CUDA graph and as single launches: the median of some repeats. One JSON line for each is appended to
+benchmarks/results/hopper.jsonl:
+
+    ms, eager_ms          of the graph, of single launches
+    floor_ms              least bytes or operations of it on this card (`runtime/floors.py`)
+    fraction_of_floor     floor_ms / ms
+    peer_ms, peer         what another engine needs, as its makers publish it, where they do
+
+`--device cpu` runs tiny models in Triton's interpreter, to test this script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+if "cpu" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+
+from benchmarks.convert import commit
+from benchmarks.models import CONFIGS, random_model
+from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
+from runtime.kernels.launch import interpreting
+from runtime.kernels.weight import Fp8Weight
+from runtime.model import Model, hidden_states, logits
+from runtime.state import Batch, Room, Span, State
+from runtime.timing import Timing, decode_time, prefill_time
+
+RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
+CONTEXT = 4096
+MODELS = ("27B-fp8", "35B-A3B-fp8", "9B-bf16", "0.8B-bf16")
+TINY = ("tiny-bf16", "tiny-moe-fp8")
+BATCHES = (1, 8, 64)
+PROMPTS = (512, 8192)
+# SGLang's cookbook: one request of 8192 tokens on an H100, HTTP and MTP prefill included; TPOT on
+# an H200 without speculation
+PEERS = {
+    ("prefill", "27B-fp8"): (521.0, "SGLang 0.5.16, time to first token, H100"),
+    ("prefill", "35B-A3B-fp8"): (149.0, "SGLang 0.5.16, time to first token, H100"),
+    ("prefill", "9B-bf16"): (240.0, "SGLang 0.5.16, time to first token, H100"),
+    ("prefill", "0.8B-bf16"): (53.0, "SGLang 0.5.16, time to first token, H100"),
+    ("decode", "27B-fp8"): (10.25, "SGLang 0.5.15, H200"),
+    ("decode", "35B-A3B-fp8"): (3.60, "SGLang 0.5.15, H200"),
+    ("decode", "9B-bf16"): (5.16, "SGLang 0.5.15, H200"),
+    ("decode", "0.8B-bf16"): (1.47, "SGLang 0.5.15, H200"),
+}
+
+
+def on_cpu(value: Any) -> Any:
+    """Return the same in float32 on the CPU; FP8 weights keep their codes."""
+    if isinstance(value, Fp8Weight):
+        return Fp8Weight(value.codes.cpu(), value.scale.cpu(), value.dynamic)
+    if isinstance(value, Tensor):
+        return value.float().cpu()
+    if isinstance(value, tuple):
+        return tuple(on_cpu(x) for x in value)
+    if hasattr(value, "__dataclass_fields__") and not hasattr(value, "layer_types"):
+        return replace(value, **{n: on_cpu(getattr(value, n)) for n in value.__dataclass_fields__})
+    return value
+
+
+@torch.inference_mode()
+def answers(model: Model, prompt: Tensor, steps: Tensor) -> list[Tensor]:
+    """Return hidden states: of the prompt, then of single tokens, one and two sequences at once."""
+    room = Room(2, len(prompt) + len(steps) + 1)
+    state = State.allocate(model.config, room, device=model.device, dtype=model.dtype)
+    pools, ids, end = state.pools(), prompt.tolist(), len(prompt)
+    spans = [Span(ids, 0, slot, slot) for slot in (0, 1)]
+    outputs = [hidden_states(model, pools, Batch.pack([], spans, model.device))]
+    for i, token in enumerate(steps.tolist()):
+        rows = [Span([token], end + i, 0, 0)]
+        if i % 2:  # the second sequence goes half as fast
+            rows.append(Span([token], end + i // 2, 1, 1))
+        outputs.append(hidden_states(model, pools, Batch.pack([rows], [], model.device)))
+    return [x.float().cpu() for x in outputs]
+
+
+def check(name: str, device: str, dtype: torch.dtype, *, fp8: bool) -> dict[str, Any]:
+    """Compare two layers of the model with float32, unquantised inputs.
+
+    A dozen roundings to bfloat16 of 2^-9 each come to less than 0.01. Quantised inputs may cost a
+    tenth more than they cost the reference: codes next to a tie go one way or the other.
+    """
+    model = random_model(CONFIGS[name](), device, dtype, fp8=fp8, layers=2)
+    vocabulary = model.config.sizes["V"]
+    length = 20 if device == "cuda" else 7  # more than 16 rows would be quantised
+    prompt, steps = torch.randint(vocabulary, (length,)), torch.randint(vocabulary, (2,))
+    with running(device):
+        got = answers(model, prompt, steps)
+    wide = on_cpu(model)
+    exact = answers(replace(wide, layers=tuple(_undynamic(x) for x in wide.layers)), prompt, steps)
+    error, allowed = distance(got, exact), 0.01
+    if fp8:
+        allowed += 1.1 * distance(answers(wide, prompt, steps), exact)
+    rows = torch.randint(vocabulary, (64,), device=model.device)
+    hidden = got[1].to(model.device, dtype)
+    scores = hidden.double() @ model.head[rows].double().T
+    with running(device):
+        head = distance([logits(model, hidden)[:, rows]], [scores])
+    passed = error < allowed and head < 0.005
+    return {"passed": passed, "error": error, "allowed": allowed, "head_error": head}
+
+
+def distance(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the relative error of all outputs together."""
+    a, b = torch.cat(list(got)).double(), torch.cat(list(expected)).double()
+    return float((a - b).norm() / b.norm())
+
+
+def _undynamic(value: Any) -> Any:
+    """Return the same with FP8 weights that leave their inputs as they are."""
+    if isinstance(value, Fp8Weight):
+        return replace(value, dynamic=False)
+    if hasattr(value, "__dataclass_fields__"):
+        names = value.__dataclass_fields__
+        return replace(value, **{name: _undynamic(getattr(value, name)) for name in names})
+    return value
+
+
+def running(device: str) -> AbstractContextManager[None]:
+    """Return what kernels run within."""
+    return nullcontext() if device == "cuda" else interpreting()
+
+
+def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
+    """Return the lines of a model."""
+    size, kind = name.rsplit("-", 1)
+    fp8, device = kind == "fp8", options.device
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    verdict = check(size, device, dtype, fp8=fp8)
+    print(name, json.dumps(verdict), flush=True)
+    if options.check_only or not verdict["passed"]:
+        return [{"what": "check", "model": name, **verdict}]
+    model = random_model(CONFIGS[size](), device, dtype, fp8=fp8)
+    config, lines, tiny = model.config, [], device == "cpu"
+    context = 40 if tiny else CONTEXT
+    for batch in BATCHES if "decode" in options.only else ():
+        floor = decode_floor_ms(config, card, fp8=fp8, batch=batch, context=context)
+        with running(device):
+            took = decode_time(model, batch, context)
+        lines.append(
+            line("decode", name, took, floor) | {"batch": batch, "context": context, "heads": None}
+        )
+    for tokens in PROMPTS if "prefill" in options.only else ():
+        tokens = min(tokens, 10) if tiny else tokens
+        floor = prefill_floor_ms(config, card, fp8=fp8, tokens=tokens)
+        with running(device):
+            took = prefill_time(model, tokens)
+        lines.append(line("prefill", name, took, floor) | {"batch": 1, "tokens": tokens})
+    return lines
+
+
+def line(what: str, name: str, took: Timing, floor: float) -> dict[str, Any]:
+    """Return what is recorded of one measurement."""
+    return {
+        "what": what, "model": name, "ms": took.ms, "eager_ms": took.eager_ms, "floor_ms": floor,
+        "fraction_of_floor": floor / took.ms,
+    }  # fmt: skip
+
+
+def with_peer(found: dict[str, Any]) -> dict[str, Any]:
+    """Add the published figure of another engine, where it is for the same batch and length."""
+    same = found.get("batch") == 1 and found.get("tokens", 8192) == 8192
+    peer = PEERS.get((found["what"], found["model"])) if same else None
+    return found | ({"peer_ms": peer[0], "peer": peer[1]} if peer else {"peer_ms": None})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; return 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--models", nargs="+", choices=(*MODELS, *TINY), metavar="MODEL")
+    parser.add_argument("--only", nargs="+", choices=("decode", "prefill"),
+                        default=("decode", "prefill"))  # fmt: skip
+    parser.add_argument("--check-only", action="store_true", help="time and record nothing")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
+    options = parser.parse_args(arguments)
+    torch.manual_seed(options.seed)
+    on_gpu = options.device == "cuda"
+    named = torch.cuda.get_device_name() if on_gpu else "interpreter"
+    card = card_of(named) if on_gpu else Card("interpreter", 1e9)
+    assert card is not None, f"no floors are known for {named}"
+    told = {
+        "card": named, "commit": commit(),
+        "versions": {package: metadata.version(package) for package in ("torch", "triton")},
+    }  # fmt: skip
+    print(json.dumps(told | {"seed": options.seed}))
+    failed = 0
+    for name in options.models or (MODELS if on_gpu else TINY):
+        for found in measure(name, card, options):
+            failed += found["what"] == "check" and not found["passed"]
+            record(with_peer(found) | told, on_gpu=on_gpu and not options.check_only)
+    return int(failed > 0)
+
+
+def record(found: dict[str, Any], *, on_gpu: bool) -> None:
+    """Print a line, and keep it if it was measured."""
+    shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+    print(json.dumps(shown), flush=True)
+    if on_gpu and "ms" in found:
+        RESULTS.parent.mkdir(exist_ok=True)
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(shown) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Experts for a few tokens: each pair of a token and one of its experts is one row.
+
+    inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
+
+For a single token the norm before the experts and the residual addition around them happen in the
+same two kernels.
+
+Source and rounding: see moe.
+
+Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.kernels.gemv import (
+    add_products,
+    finished,
+    gated_sums,
+    no_products,
+    rounded,
+    row_blocks,
+    row_part,
+    silu_times,
+    weight_part,
+)
+from runtime.kernels.launch import jit, power_of_two, tl
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.kernels.weight import Stored
+
+_GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
+_DOWN = {"BLOCK_N": 4, "num_warps": 2, "STAGES": 5}
+
+
+def few_tokens(
+    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor
+) -> Tensor:
+    """Return the weighted sum of each token's experts [T, H]."""
+    inner_PF = _gated(x_TH, gate_up, experts_Tk)
+    return _down(inner_PF, down, weights_Tk, experts_Tk, None)
+
+
+def routed_row(
+    x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Stored, down: Stored,
+    weights_1k: Tensor, experts_1k: Tensor,
+) -> Tensor:  # fmt: skip
+    """Return x plus the weighted sum of the experts of its norm, [1, H], of x before the norm."""
+    inner_PF = _gated(x_1H, gate_up, experts_1k, norm_H, eps)
+    return _down(inner_PF, down, weights_1k, experts_1k, x_1H)
+
+
+def _gated(
+    x_TH: Tensor, gate_up: Stored, experts_Tk: Tensor, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    (num_tokens, k), hidden, inner = experts_Tk.shape, x_TH.shape[1], gate_up.values.shape[1] // 2
+    blocks = row_blocks(_GATED, hidden, inner)
+    inner_PF = x_TH.new_empty((num_tokens * k, inner))
+    _gated_kernel[(-(-inner // blocks["BLOCK_N"]), num_tokens * k)](
+        x_TH, norm, gate_up.values, gate_up.scale, experts_Tk, inner_PF, hidden, inner,
+        *gate_up.scale_strides, eps, TOP=k, EDGE=gate_up.edge, WIDTH=power_of_two(hidden),
+        **blocks, **early(),
+    )  # fmt: skip
+    return inner_PF
+
+
+def _down(
+    inner_PF: Tensor, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor, residual: Tensor | None
+) -> Tensor:
+    (num_tokens, k), (hidden, inner) = experts_Tk.shape, down.values.shape[1:]
+    y_TH = inner_PF.new_empty((num_tokens, hidden))
+    blocks = _DOWN | {"BLOCK_K": max(power_of_two(inner), 16)}
+    _down_kernel[(-(-hidden // blocks["BLOCK_N"]), num_tokens)](
+        inner_PF, down.values, down.scale, experts_Tk, weights_Tk, residual, y_TH, hidden, inner,
+        *down.scale_strides, TOP=k, EDGE=down.edge, **blocks, **early(),
+    )  # fmt: skip
+    return y_TH
+
+
+@jit
+def _gated_kernel(
+    x, norm, gate_up, scale, experts, inner, H, F, scale_expert, scale_row, scale_col, eps,
+    TOP: tl.constexpr, EDGE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    pair = tl.program_id(1)
+    first = tl.program_id(0) * BLOCK_N
+    start_next()
+    wait_for_inputs()
+    expert = tl.load(experts + pair)
+    row = x + (pair // TOP).to(tl.int64) * H
+    gate, up = gated_sums(
+        row, norm, eps, gate_up + expert * 2 * F * H, scale + expert * scale_expert, first, H, F,
+        scale_row, scale_col, 0, EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
+    )  # fmt: skip
+    n = first + tl.arange(0, BLOCK_N)
+    product = silu_times(gate, up, inner).to(inner.dtype.element_ty)
+    tl.store(inner + pair.to(tl.int64) * F + n, product, mask=n < F)
+
+
+@jit
+def _down_kernel(
+    inner, down, scale, experts, weights, residual, y, H, F, scale_expert, scale_row, scale_col,
+    TOP: tl.constexpr, EDGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_K spans F."""
+    t = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0) * BLOCK_N
+    rows = first + tl.arange(0, BLOCK_N)
+    start_next()
+    wait_for_inputs()
+    y_N = tl.zeros((BLOCK_N,), tl.float32)
+    for j in tl.range(0, TOP, num_stages=STAGES):
+        pair = t * TOP + j
+        expert = tl.load(experts + pair)
+        s = scale + expert * scale_expert
+        w = weight_part(down + expert * H * F, first, H, 0, F, BLOCK_N, BLOCK_K)
+        x_F = row_part(inner + pair * F, None, 1.0, 0, F, BLOCK_K)
+        total = no_products(down, BLOCK_N, BLOCK_K)
+        total = add_products(total, w, x_F, s, first, 0, F, scale_row, scale_col, EDGE)
+        out = rounded(finished(total, s, first, H, EDGE), y)
+        y_N += rounded(out * tl.load(weights + pair).to(tl.float32), y)
+    if residual is not None:
+        r_N = tl.load(residual + t * H + rows, mask=rows < H, other=0.0).to(tl.float32)
+        y_N = r_N + rounded(y_N, y)
+    tl.store(y + t * H + rows, y_N.to(y.dtype.element_ty), mask=rows < H)

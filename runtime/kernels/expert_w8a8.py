@@ -1,0 +1,144 @@
+"""Experts for many tokens with activations in FP8 too, scales for 128 columns or 128 x 128 weights.
+
+    inner[p] = quantised(silu(gate) * up) of codes(x[t]) and expert e_p
+    y[t] = sum_j w_j * down_e_j(inner)
+
+Tokens are the left operand here: the scale of a token then belongs to a row of the sums, of which
+a thread has two, and that of a weight to all of a tile. The tensor cores keep about 14 bits of an
+FP8 sum, so 128 columns are summed there, then added in float32. The inner activations are rounded
+to the model dtype, then quantised, before they leave: F is a multiple of 128.
+
+Source and rounding: see moe and quantize_rows.
+
+Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of
+128 columns, B blocks of pairs of one expert.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.gemv import rounded, silu_times
+from runtime.kernels.launch import autotune, jit, operand, tl
+from runtime.kernels.quantize_rows import quantize_rows, quantized
+from runtime.kernels.weight import BLOCK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.kernels.weight import Stored
+
+
+def w8a8_pairs(
+    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor,
+    order_P: Tensor, blocks_B3: Tensor, block: int,
+) -> Tensor:  # fmt: skip
+    """Return the weighted output of each pair [P, H], in the order of pairs.
+
+    order_P, blocks_B3, block  as `expert_blocks` gives them
+    """
+    (num_tokens, k), (_, hidden, inner) = weights_Tk.shape, down.values.shape
+    num_pairs, num_blocks = num_tokens * k, blocks_B3.shape[0]
+    x, x_scale = quantize_rows(x_TH, BLOCK)
+    codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
+    scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
+    out_PH = x_TH.new_empty((num_pairs, hidden))
+    _gate_up_kernel[(num_blocks, inner // BLOCK)](
+        x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
+        num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2], TOP=k, BLOCK_M=block,
+    )  # fmt: skip
+    _down_kernel[lambda meta: (num_blocks, -(-hidden // meta["BLOCK_N"]))](
+        codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
+        num_pairs, hidden, inner, *down.scale_strides[:2], BLOCK_M=block,
+    )  # fmt: skip
+    return out_PH
+
+
+@jit
+def expert_block(blocks, BLOCK_M: tl.constexpr):
+    """Return (expert or -1, places in the order [BLOCK_M], which of them are the block's)."""
+    block = blocks + tl.program_id(0) * 3
+    place = tl.load(block + 1).to(tl.int64) + tl.arange(0, BLOCK_M)
+    return tl.load(block).to(tl.int64), place, place < tl.load(block + 2)
+
+
+@autotune(
+    [{"num_warps": w, "num_stages": s} for w, s in ((8, 3), (8, 4), (4, 3), (4, 2))],
+    key=["H", "F", "BLOCK_M"],
+)
+@jit
+def _gate_up_kernel(
+    x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, T, H, F, P,
+    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    expert, place, used = expert_block(blocks, BLOCK_M)
+    if expert < 0:
+        return
+    t = tl.load(order + place, mask=used, other=0) // TOP
+    group = tl.program_id(1)
+    n = tl.arange(0, 128)
+    k = tl.arange(0, 128)
+    x_rows = x + t[:, None] * H + k[None, :]
+    w_rows = gate_up + (expert * 2 * F + group * 128 + n)[None, :] * H + k[:, None]
+    up_rows = w_rows + F * H
+    s_gate = scale + expert * scale_expert + group * scale_row
+    s_up = s_gate + F // 128 * scale_row
+    gate = tl.zeros((BLOCK_M, 128), tl.float32)
+    up = tl.zeros((BLOCK_M, 128), tl.float32)
+    # scales are loaded a step ahead: the tensor cores would wait for them
+    s_M = tl.load(x_scale + t)
+    gate_s, up_s = tl.load(s_gate), tl.load(s_up)
+    groups = H // 128
+    for g in range(0, groups):
+        x_MK = operand(tl.load(x_rows + g * 128, mask=used[:, None], other=0.0))
+        after = tl.minimum(g + 1, groups - 1)
+        next_M = tl.load(x_scale + after * T + t)
+        next_gate, next_up = tl.load(s_gate + after), tl.load(s_up + after)
+        product = tl.dot(x_MK, operand(tl.load(w_rows + g * 128)))
+        gate += product * (s_M * gate_s.to(tl.float32))[:, None]
+        product = tl.dot(x_MK, operand(tl.load(up_rows + g * 128)))
+        up += product * (s_M * up_s.to(tl.float32))[:, None]
+        s_M, gate_s, up_s = next_M, next_gate, next_up
+    inner = rounded(silu_times(gate, up, like), like)
+    q, s = quantized(inner, codes)
+    tl.store(codes + place[:, None] * F + group * 128 + n[None, :], q, mask=used[:, None])
+    tl.store(codes_scale + group * P + place, s, mask=used)
+
+
+@autotune(
+    [{"BLOCK_N": n, "num_warps": w, "num_stages": s}
+     for n, w, s in ((128, 8, 4), (128, 8, 3), (128, 4, 4), (128, 4, 3))],
+    key=["H", "F", "BLOCK_M"],
+)  # fmt: skip
+@jit
+def _down_kernel(
+    inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    expert, place, used = expert_block(blocks, BLOCK_M)
+    if expert < 0:
+        return
+    first = tl.program_id(1) * BLOCK_N
+    h = first + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, 128)
+    x_rows = inner + place[:, None] * F + k[None, :]
+    w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
+    s_row = scale + expert * scale_expert + first // 128 * scale_row
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    pair = tl.load(order + place, mask=used, other=0)
+    weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
+    s_M = tl.load(x_scale + place, mask=used, other=0.0)
+    w_s = tl.load(s_row)
+    groups = F // 128
+    for g in range(0, groups):
+        x_MK = operand(tl.load(x_rows + g * 128, mask=used[:, None], other=0.0))
+        after = tl.minimum(g + 1, groups - 1)
+        next_M = tl.load(x_scale + after * P + place, mask=used, other=0.0)
+        next_s = tl.load(s_row + after)
+        product = tl.dot(x_MK, operand(tl.load(w_rows + g * 128, mask=(h < H)[None, :], other=0.0)))
+        total += product * (s_M * w_s.to(tl.float32))[:, None]
+        s_M, w_s = next_M, next_s
+    y_MN = (rounded(total, out) * weight[:, None]).to(out.dtype.element_ty)
+    tl.store(out + pair[:, None] * H + h[None, :], y_MN, mask=used[:, None] & (h < H)[None, :])

@@ -1,0 +1,354 @@
+"""One row times a stored weight: what decoding a single sequence consists of.
+
+    y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
+    norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
+    gated      silu(x W_gate) * (x W_up), each of the four steps rounded to x's dtype
+    residual   y is rounded, then added to it
+
+Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
+of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
+two parts of the columns are asked for while the kernels before still run. The norm is computed
+again by every program, which costs less than one more kernel.
+
+Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
+their number, which is a power of two; for the rows of `up`, that number divides F.
+
+Shape letters: N outputs, K inputs, H hidden size, F inner size of the feed-forward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.functional import silu
+
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.rmsnorm import rmsnorm_reference
+from runtime.kernels.weight import Stored, Weight, product_reference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
+_FEWEST_PROGRAMS = 128
+_SHORT = 1024
+_LITTLE = 8 << 20
+_PLAIN = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 2, "STAGES": 4}
+_PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 3}
+_NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
+_NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+_GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
+_GATED_SHORT = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+
+
+def row_linear_reference(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None) -> Tensor:
+    """Say what `row_linear` computes, in plain torch."""
+    y_1N = product_reference(x_1K, weight)
+    return y_1N if residual_1N is None else residual_1N + y_1N
+
+
+def norm_row_linear_reference(
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+) -> tuple[Tensor, ...]:
+    """Say what `norm_row_linear` computes, in plain torch."""
+    normed = rmsnorm_reference(x_1H, norm_H, eps)
+    return tuple(product_reference(normed, weight) for weight in weights)
+
+
+def row_gated_reference(
+    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Say what `row_gated` computes, in plain torch."""
+    normed = x_1H if norm_H is None else rmsnorm_reference(x_1H, norm_H, eps)
+    gate, up = product_reference(normed, gate_up).chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one.
+
+    x_1K         [1, K] contiguous
+    weight       [N, K] in x's dtype, or an Fp8Weight
+    residual_1N  [1, N] contiguous, in x's dtype
+    """
+    if not use_triton(x_1K):
+        return row_linear_reference(x_1K, weight, residual_1N)
+    return _launch(x_1K, None, 0.0, residual_1N, weight)[0]
+
+
+def norm_row_linear(
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+) -> tuple[Tensor, ...]:
+    """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
+
+    x_1H     [1, H] contiguous
+    norm_H   [H], stored as w: the factor is 1 + w
+    weights  [N, H] in x's dtype, or an Fp8Weight, each
+    """
+    if not use_triton(x_1H):
+        return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
+    return _launch(x_1H, norm_H, eps, None, *weights)
+
+
+def row_gated(
+    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, x being normed first if asked.
+
+    x_1H     [1, H] contiguous
+    gate_up  [2F, H], gate rows first
+    norm_H   [H], stored as w: the factor is 1 + w
+    """
+    if not use_triton(x_1H):
+        return row_gated_reference(x_1H, gate_up, norm_H, eps)
+    stored, hidden = Stored.of(gate_up), _check(x_1H)
+    inner = stored.values.shape[0] // 2
+    assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
+    out_1F = x_1H.new_empty((1, inner))
+    blocks = row_blocks(_GATED if hidden > _SHORT else _GATED_SHORT, hidden, inner)
+    _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
+        x_1H, norm_H, stored.values, stored.scale, out_1F, hidden, inner, *stored.scale_strides,
+        eps, EDGE=stored.edge, WIDTH=power_of_two(hidden), **blocks, **early(),
+    )  # fmt: skip
+    return out_1F
+
+
+def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
+    """Return launch options: a number of rows that divides N, columns in at least two parts.
+
+    STAGES 0 says that the two parts that are asked for ahead are all.
+    """
+    width = max(min(blocks["BLOCK_K"], power_of_two(-(-num_columns // 2))), 16)
+    return blocks | {
+        "BLOCK_N": min(blocks["BLOCK_N"], num_rows & -num_rows),
+        "BLOCK_K": width,
+        "STAGES": blocks["STAGES"] if num_columns > 2 * width else 0,
+    }
+
+
+def _check(x_1K: Tensor) -> int:
+    """Return the number of columns."""
+    assert x_1K.shape[0] == 1, "these kernels are for one row"
+    assert x_1K.is_contiguous(), "the row must be contiguous"
+    return x_1K.shape[1]
+
+
+def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
+    """Return launch options for one weight: small ones are spread over all multiprocessors."""
+    (n, k), little = weight.values.shape, weight.values.nbytes < _LITTLE
+    if normed:
+        blocks = row_blocks(_NORMED if k > _SHORT else _NORMED_SHORT, k)
+    else:
+        blocks = row_blocks(_PLAIN_LITTLE if little else _PLAIN, k)
+    while blocks["BLOCK_N"] > 1 and n < _FEWEST_PROGRAMS * blocks["BLOCK_N"]:
+        blocks["BLOCK_N"] //= 2
+    return blocks
+
+
+def _launch(
+    x_1K: Tensor, norm: Tensor | None, eps: float, residual: Tensor | None, *weights: Weight
+) -> tuple[Tensor, ...]:
+    k = _check(x_1K)
+    first, *more = [Stored.of(weight) for weight in weights]
+    assert all(w.values.shape[1] == k for w in (first, *more)), "as many columns as x has"
+    assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
+    blocks = _plan(first, normed=norm is not None)
+    outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
+    programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
+    second: tuple[object, ...] = (None, None, None, 0, 0, 0)
+    if more:
+        programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
+        second = (
+            more[0].values, more[0].scale, outputs[1], outputs[1].shape[1], *more[0].scale_strides
+        )  # fmt: skip
+    _rows_kernel[(programs,)](
+        x_1K, norm, residual, k, eps,
+        first.values, first.scale, outputs[0], outputs[0].shape[1], *first.scale_strides, *second,
+        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k), **blocks,
+        **early(),
+    )  # fmt: skip
+    return tuple(outputs)
+
+
+@jit
+def root_mean(x, norm, K, eps, WIDTH: tl.constexpr):
+    """Return rsqrt(mean(x^2) + eps), or 1 if there is no norm."""
+    root = 1.0
+    if norm is not None:
+        k = tl.arange(0, WIDTH)
+        x_K = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        root = tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
+    return root
+
+
+@jit
+def row_part(x, norm, root, start, K, WIDTH: tl.constexpr):
+    """Return WIDTH columns of the row in float32; with a norm its product, rounded to x's dtype."""
+    k = start + tl.arange(0, WIDTH)
+    x_K = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    if norm is not None:
+        w_K = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
+        x_K = (x_K * root * (1.0 + w_K)).to(x.dtype.element_ty).to(tl.float32)
+    return x_K
+
+
+@jit
+def weight_part(weight, first, last, start, K, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return ROWS rows of the weight, from `first` on and below `last`, in WIDTH columns."""
+    n = first + tl.arange(0, ROWS)
+    k = start + tl.arange(0, WIDTH)
+    inside = (n < last)[:, None] & (k < K)[None, :]
+    return tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=inside, other=0.0)
+
+
+@jit
+def no_products(weight, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return zeros for `add_products` to start from."""
+    VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    return tl.zeros((ROWS, WIDTH // VECTOR), tl.float32)
+
+
+@jit
+def add_products(total, w, x_K, scale, first, start, K, scale_row, scale_col, EDGE: tl.constexpr):
+    """Return total plus w * x_K, summed over the 16 bytes of weights that a thread loaded at once.
+
+    scale  at its first; the rows of w lie within one of its blocks
+    """
+    NUM: tl.constexpr = total.shape[1]
+    VECTOR: tl.constexpr = x_K.shape[0] // NUM
+    w = tl.reshape(w, (total.shape[0], NUM, VECTOR)).to(tl.float32)
+    products = tl.sum(w * tl.reshape(x_K, (NUM, VECTOR))[None, :, :], 2)
+    if EDGE > 1:
+        g = start + tl.arange(0, NUM) * VECTOR
+        s = scale + first // 128 * scale_row + g // 128 * scale_col
+        products *= tl.load(s, mask=g < K, other=0.0).to(tl.float32)[None, :]
+    return total + products
+
+
+@jit
+def finished(total, scale, first, last, EDGE: tl.constexpr):
+    """Return the sums [ROWS], times the scales of whole rows if there are such."""
+    y = tl.sum(total, 1)
+    if EDGE == 1:
+        n = first + tl.arange(0, total.shape[0])
+        y *= tl.load(scale + n, mask=n < last, other=0.0).to(tl.float32)
+    return y
+
+
+@jit
+def _rows(
+    tile, x, norm, residual, K, eps, weight, scale, y, N, scale_row, scale_col,
+    EDGE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    first = tile * BLOCK_N
+    # the weight does not depend on the kernels before: its first parts come while they finish
+    w0 = weight_part(weight, first, N, 0, K, BLOCK_N, BLOCK_K)
+    w1 = weight_part(weight, first, N, BLOCK_K, K, BLOCK_N, BLOCK_K)
+    wait_for_inputs()
+    root = root_mean(x, norm, K, eps, WIDTH)
+    total = no_products(weight, BLOCK_N, BLOCK_K)
+    x_K = row_part(x, norm, root, 0, K, BLOCK_K)
+    total = add_products(total, w0, x_K, scale, first, 0, K, scale_row, scale_col, EDGE)
+    x_K = row_part(x, norm, root, BLOCK_K, K, BLOCK_K)
+    total = add_products(total, w1, x_K, scale, first, BLOCK_K, K, scale_row, scale_col, EDGE)
+    if STAGES > 0:
+        for start in tl.range(2 * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+            w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
+            x_K = row_part(x, norm, root, start, K, BLOCK_K)
+            total = add_products(total, w, x_K, scale, first, start, K, scale_row, scale_col, EDGE)
+    n = first + tl.arange(0, BLOCK_N)
+    y_N = finished(total, scale, first, N, EDGE).to(y.dtype.element_ty)
+    if residual is not None:
+        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
+        y_N = (r_N + y_N.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(y + n, y_N, mask=n < N)
+
+
+@jit
+def _rows_kernel(
+    x, norm, residual, K, eps,
+    weight, scale, y, N, scale_row, scale_col, weight2, scale2, y2, N2, scale_row2, scale_col2,
+    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
+    start_next()
+    if weight2 is None or tile < tiles:
+        _rows(
+            tile, x, norm, residual, K, eps, weight, scale, y, N, scale_row, scale_col,
+            EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
+        )  # fmt: skip
+    else:
+        _rows(
+            tile - tiles, x, norm, residual, K, eps, weight2, scale2, y2, N2,
+            scale_row2, scale_col2, EDGE2, WIDTH, max(BLOCK_N // 4, 1), BLOCK_K,
+            min(STAGES, 2),
+        )  # fmt: skip
+
+
+@jit
+def gated_sums(
+    x, norm, eps, gate_up, scale, first, H, F, scale_row, scale_col, WAIT: tl.constexpr,
+    EDGE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Return (gate, up) of BLOCK_N columns from `first` on, in float32.
+
+    WAIT  1: the kernels before may still be writing x when the weights are asked for
+    """
+    up_first, up_last = F + first, 2 * F
+    g0 = weight_part(gate_up, first, F, 0, H, BLOCK_N, BLOCK_K)
+    u0 = weight_part(gate_up, up_first, up_last, 0, H, BLOCK_N, BLOCK_K)
+    g1 = weight_part(gate_up, first, F, BLOCK_K, H, BLOCK_N, BLOCK_K)
+    u1 = weight_part(gate_up, up_first, up_last, BLOCK_K, H, BLOCK_N, BLOCK_K)
+    if WAIT > 0:
+        wait_for_inputs()
+    root = root_mean(x, norm, H, eps, WIDTH)
+    gate = no_products(gate_up, BLOCK_N, BLOCK_K)
+    up = no_products(gate_up, BLOCK_N, BLOCK_K)
+    x_K = row_part(x, norm, root, 0, H, BLOCK_K)
+    gate = add_products(gate, g0, x_K, scale, first, 0, H, scale_row, scale_col, EDGE)
+    up = add_products(up, u0, x_K, scale, up_first, 0, H, scale_row, scale_col, EDGE)
+    x_K = row_part(x, norm, root, BLOCK_K, H, BLOCK_K)
+    gate = add_products(gate, g1, x_K, scale, first, BLOCK_K, H, scale_row, scale_col, EDGE)
+    up = add_products(up, u1, x_K, scale, up_first, BLOCK_K, H, scale_row, scale_col, EDGE)
+    if STAGES > 0:
+        for start in tl.range(2 * BLOCK_K, H, BLOCK_K, num_stages=STAGES):
+            g = weight_part(gate_up, first, F, start, H, BLOCK_N, BLOCK_K)
+            u = weight_part(gate_up, up_first, up_last, start, H, BLOCK_N, BLOCK_K)
+            x_K = row_part(x, norm, root, start, H, BLOCK_K)
+            gate = add_products(gate, g, x_K, scale, first, start, H, scale_row, scale_col, EDGE)
+            up = add_products(up, u, x_K, scale, up_first, start, H, scale_row, scale_col, EDGE)
+    gate = finished(gate, scale, first, F, EDGE)
+    return gate, finished(up, scale, up_first, up_last, EDGE)
+
+
+@jit
+def rounded(x, like):
+    """Return x rounded to the dtype of the pointer `like`, in float32."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@jit
+def silu_times(gate, up, like):
+    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
+    gate = rounded(gate, like)
+    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)
+
+
+@jit
+def _gated_kernel(
+    x, norm, gate_up, scale, out, H, F, scale_row, scale_col, eps,
+    EDGE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK_N
+    start_next()
+    gate, up = gated_sums(
+        x, norm, eps, gate_up, scale, first, H, F, scale_row, scale_col, 1,
+        EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
+    )  # fmt: skip
+    n = first + tl.arange(0, BLOCK_N)
+    tl.store(out + n, silu_times(gate, up, out).to(out.dtype.element_ty), mask=n < F)

@@ -1,0 +1,32 @@
+"""Let a kernel start while the one before it still runs (programmatic dependent launch, sm_90).
+
+A kernel launched with `early()` may be on the device before its predecessor has finished. Before
+`wait_for_inputs` it must not write, nor read anything but weights, which no kernel writes. Every
+kernel launched so has to wait, also one that needs nothing of its predecessor: its successors rely
+on it for all kernels before.
+
+In the interpreter kernels run one after another, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, tl
+
+
+def early() -> dict[str, bool]:
+    """Return the launch option of a kernel that waits for its inputs itself."""
+    return {"launch_pdl": True} if HAS_TRITON and not INTERPRET.value else {}
+
+
+@jit
+def start_next():
+    """Let the next kernel start, if it was launched early, once all programs have come here."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
+def wait_for_inputs():
+    """Wait until all kernels before this one have finished."""
+    if not INTERPRET:
+        tl.extra.cuda.gdc_wait()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.kernels.gemv import (
+    norm_row_linear,
+    norm_row_linear_reference,
+    row_gated,
+    row_gated_reference,
+    row_linear,
+    row_linear_reference,
+)
+from runtime.kernels.weight import Fp8Weight
+
+# Sums of up to 2100 products in another order: sqrt(2100) * 2^-24.
+FLOAT32 = 3e-6
+EPS = 1e-6
+STORED = ["plain", "block", "channel"]
+# within two parts of the columns and over a block of rows; beyond both parts; a short third one
+SHAPES = [(140, 70), (9, 2100), (3, 1030)]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight(n, k, stored, seed=0):
+    w = normal(n, k, seed=seed) / k**0.5
+    if stored == "plain":
+        return w
+    grid = (-(-n // 128), -(-k // 128)) if stored == "block" else (n, 1)
+    codes = (w * 400).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return Fp8Weight(codes, torch.exp(normal(*grid, seed=seed + 1)) / 400)
+
+
+def distance(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_row_is_multiplied_and_added_as_in_the_reference(n, k, stored, interpreter):
+    x, w, residual = normal(1, k), weight(n, k, stored, seed=1), normal(1, n, seed=3)
+    for r in (None, residual):
+        assert distance(row_linear(x, w, r), row_linear_reference(x, w, r)) < FLOAT32
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_row_is_normed_within_the_product(n, k, stored, interpreter):
+    """For one weight, and for two that need not be stored alike."""
+    x, norm = normal(1, k) * 3, normal(k, seed=2) * 0.1
+    weights = weight(n, k, stored, seed=1), weight(7, k, "plain", seed=5)
+    for some in (weights[:1], weights):
+        got = norm_row_linear(x, norm, EPS, *some)
+        expected = norm_row_linear_reference(x, norm, EPS, *some)
+        assert len(got) == len(some)
+        for ours, theirs in zip(got, expected, strict=True):
+            assert distance(ours, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("f", "k"), [(65, 70), (8, 2100)])
+def test_gate_and_up_meet_within_the_kernel(f, k, stored, interpreter):
+    """65 rows of each half: up begins within a block of scales, at a row that nothing divides."""
+    x, norm, gate_up = normal(1, k), normal(k, seed=2) * 0.1, weight(2 * f, k, stored, seed=1)
+    for some in ((), (norm, EPS)):
+        got, expected = row_gated(x, gate_up, *some), row_gated_reference(x, gate_up, *some)
+        assert distance(got, expected) < FLOAT32
+
+
+def test_without_a_norm_the_row_is_taken_as_it_is(interpreter):
+    x, w, norm = normal(1, 70) * 3, weight(45, 70, "plain"), torch.zeros(70)
+    assert distance(norm_row_linear(x, norm, EPS, w)[0], row_linear(x, w)) > 0.5
+
+
+def test_more_rows_than_one_are_refused(interpreter):
+    with pytest.raises(AssertionError, match="for one row"):
+        row_linear(normal(2, 40), normal(8, 40))
