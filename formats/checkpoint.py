@@ -221,13 +221,20 @@ def _check_links(folder: Path, names: Iterable[str]) -> None:
         path = folder / name
         if not path.is_symlink() or not path.is_file():
             continue
-        real = path.resolve()
-        blob = real.parent.name == "blobs" and real.parents[1].name.startswith("models--")
-        if folder.resolve() not in real.parents and not blob:
+        real, home = path.resolve(), folder.resolve()
+        if home not in real.parents and not _is_blob(real, home):
             raise FormatError(
                 f"{name} is a link to {real}, expected a file of {folder}\n"
                 "  fix   copy the file here, or name the folder that it is in"
             )
+
+
+def _is_blob(real: Path, home: Path) -> bool:
+    """Whether this is a file of a hub cache: of any, or of the one that `home` is a snapshot of."""
+    if real.parent.name != "blobs":
+        return False
+    repo = real.parents[1]
+    return repo.name.startswith("models--") or repo / "snapshots" in home.parents
 
 
 def _refuse_method(raw: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from formats.gguf_header import FIXED, MAX_NAME, Head, Kv, parse_header
@@ -167,26 +167,29 @@ def _check_output(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int
 
 
 def _written(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int) -> bytes:
-    """Return what the `gguf` package writes for these pairs and tensors, without padding."""
+    """Return what the `gguf` package writes for these pairs and tensors, without padding.
+
+    Into memory: a plan writes nothing to a disk.
+    """
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+    from gguf.gguf_writer import WriterState
 
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "header.gguf"
-        writer = GGUFWriter(path, arch="")  # it would add a key: ours is among the pairs
-        writer.data_alignment = alignment
-        for kv in kvs:
-            kind, _, item = kv.kind.removesuffix("]").partition("[")
-            item_type = GGUFValueType[item.upper()] if item else None
-            writer.add_key_value(kv.key, kv.value, GGUFValueType[kind.upper()], item_type)
-        for info in infos:
-            ggml, held = GGMLQuantizationType[info.dtype], np.dtype(np.float32)
-            writer.add_tensor_info(info.name, info.shape, held, info.nbytes, ggml)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        writer.close()
-        return path.read_bytes()
+    writer = GGUFWriter(None, arch="")  # it would add a key: ours is among the pairs
+    writer.data_alignment = alignment
+    for kv in kvs:
+        kind, _, item = kv.kind.removesuffix("]").partition("[")
+        item_type = GGUFValueType[item.upper()] if item else None
+        writer.add_key_value(kv.key, kv.value, GGUFValueType[kind.upper()], item_type)
+    for info in infos:
+        ggml, held = GGMLQuantizationType[info.dtype], np.dtype(np.float32)
+        writer.add_tensor_info(info.name, info.shape, held, info.nbytes, ggml)
+    written = BytesIO()
+    writer.fout, writer.state = [written], WriterState.EMPTY
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    return written.getvalue()
 
 
 def split_name(stem: str, index: int, count: int) -> str:
