@@ -185,7 +185,8 @@ def _written(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int) -> 
         ggml, held = GGMLQuantizationType[info.dtype], np.dtype(np.float32)
         writer.add_tensor_info(info.name, info.shape, held, info.nbytes, ggml)
     written = BytesIO()
-    writer.fout, writer.state = [written], WriterState.EMPTY
+    writer.fout = [written]  # type: ignore[list-item]
+    writer.state = WriterState.EMPTY
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
