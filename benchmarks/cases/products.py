@@ -91,7 +91,7 @@ def linear_fp8_dynamic(s: Setting, m: int, n: int, k: int, scheme: str) -> Case:
 
 
 def gated_linear(s: Setting, tokens: int, scheme: str) -> Case:
-    """Return gate, up and their product in one kernel, for up to four tokens."""
+    """Return gate, up and their product, for one token in one kernel."""
     x, gate_up = s.normal(tokens, s.hidden), _weight(s, 2 * s.inner, s.hidden, scheme=scheme)
     call = partial(mlp.gated_linear, x, gate_up)
 
