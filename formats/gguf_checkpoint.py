@@ -36,14 +36,11 @@ def open_gguf(path: Path) -> Checkpoint:
     )  # fmt: skip
 
 
-def whole_name(file: str) -> str:
-    """Return the name of the model whose file this is: itself, unless the model is split.
-
-    >>> whole_name("model-00002-of-00003.gguf")
-    'model.gguf'
-    """
-    match = SHARD.fullmatch(file)
-    return f"{match[1]}.gguf" if match else file
+def whole_path(checkpoint: Checkpoint) -> Path:
+    """Return where the model would be if it were not split: its file, if it is not."""
+    first = next(iter(checkpoint.files))
+    match = SHARD.fullmatch(first)
+    return checkpoint.folder / (f"{match[1]}.gguf" if match else first)
 
 
 def _where(files: list[GgufFile]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from quant.scheme import QuantError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
     from torch import Tensor
 
@@ -55,11 +55,9 @@ def importance(name: str, in_sum2: Tensor, counts: Tensor, shape: tuple[int, ...
     return torch.where(counts > 0, sums / counts, torch.ones_like(sums))
 
 
-def unused(
-    entries: Mapping[str, tuple[Tensor, Tensor]], shapes: Mapping[str, tuple[int, ...]]
-) -> list[str]:
+def unused(entries: Mapping[str, tuple[Tensor, Tensor]], tensors: Container[str]) -> list[str]:
     """Return the names of entries that no tensor of the file has."""
-    return [name for name in entries if name not in shapes]
+    return [name for name in entries if name not in tensors]
 
 
 def _wrong(name: str, what: str, got: object, expected: object) -> QuantError:

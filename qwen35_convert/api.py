@@ -25,7 +25,7 @@ from qwen35_convert.generation import Prompt, generate_text
 from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
 from qwen35_convert.journal import Journal
-from qwen35_convert.logits import DEFAULT, MEASURED_ONLY, LogitsCheck, token_rows
+from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
 from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
@@ -34,6 +34,7 @@ from qwen35_convert.receipt import Origin, describe_files, dump_json, make_recei
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
 from qwen35_convert.run import Effort, run
 from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out
+from qwen35_convert.text import DEFAULT
 from qwen35_convert.verify import Checks, Report
 from qwen35_convert.verify import verify as verify_artifact
 
@@ -269,13 +270,12 @@ def _write(
     sink.open()
     try:
         source_files = _fill(job, source, origin, sink, options)
-        if not is_gguf(out):
+        if job.config:
             _add_side_files(job, source, sink)
         report = None
         if options.get("verify", True):
             checks = replace(checks_of(job.recipe, workers), weights=job.weights)
-            written = sink.work / job.shards[0].name if is_gguf(out) else sink.work
-            report = _verify(written, source, checks, bar=options.get("progress", False))
+            report = _verify(sink.artifact, source, checks, bar=options.get("progress", False))
         output_files = describe_files(sink.artifact_files(), workers)
         measured = report.schemes if report else None
         receipt = make_receipt(job, origin, source_files, output_files, measured)

@@ -86,8 +86,6 @@ def compare_atom(
 
 def _same(ours: Value, theirs: Value, start: int, stop: int) -> bool:
     """Whether rows are equal bit for bit; from or to a GGUF, after the cast and what it rounds."""
-    import torch
-
     left, right = ours.rows(start, stop), theirs.rows(start, stop)
     if ours.source.gguf and ours.atom.role in ROUNDED:
         absolute, relative = ROUNDED[ours.atom.role]
@@ -95,6 +93,13 @@ def _same(ours: Value, theirs: Value, start: int, stop: int) -> bool:
         return bool((gap <= absolute + relative * size).all())
     if ours.source.gguf or theirs.source.gguf:
         right = right.to(left.dtype)
+    return same_bits(left, right)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape have the same type and the same bytes."""
+    import torch
+
     same = left.dtype == right.dtype
     return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
 

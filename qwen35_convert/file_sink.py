@@ -65,6 +65,7 @@ class FileSink(FolderSink):
     def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
         super().__init__(out, shards)
         self.receipt = receipt_name(out)
+        self.artifact = self.work / shards[0].name
 
     def commit(self) -> None:
         """Make everything durable and give every file its final name."""

@@ -12,11 +12,11 @@ from formats.layout import Atom
 from formats.names import HUB, TEXT, place
 from formats.safetensors_file import build_header
 from formats.tensor import DTYPE_BYTES, FormatError, TensorInfo
-from quant.policy import Assignment, Policy, PolicyRule, Weight, assign
+from quant.policy import Assignment, Policy, Weight, assign
 from quant.scheme import KEEP, QuantError, Scheme
 from qwen35_convert.artifact_config import artifact_config
-from qwen35_convert.plan import Output, Plan, Row, Shard, make_schemes
-from qwen35_convert.planning import select
+from qwen35_convert.plan import Output, Plan, Row, Shard, make_schemes, pack
+from qwen35_convert.planning import policy_rules, select
 from qwen35_convert.recipe import Recipe, RecipeError
 from qwen35_convert.restored import kept_dtype, model_dtype
 
@@ -72,10 +72,9 @@ def _dropped(recipe: Recipe, namespace: str) -> set[str]:
 
 def _choose_schemes(atoms: Sequence[Atom], recipe: Recipe) -> list[Assignment]:
     """Apply the policy; what it refuses is the recipe's fault, not the input's."""
-    rules = tuple(PolicyRule(rule.match, rule.scheme) for rule in recipe.quantize.rules)
     weights = [Weight(atom.name, atom.role, atom.shape, atom.group) for atom in atoms]
     try:
-        return assign(Policy(recipe.quantize.scheme, rules), weights)
+        return assign(Policy(recipe.quantize.scheme, policy_rules(recipe)), weights)
     except QuantError as error:
         raise RecipeError(str(error)) from None
 
@@ -146,19 +145,11 @@ class _Namer:
 
 
 def _shard(units: dict[str, list[TensorInfo]], limit: int) -> Iterator[Shard]:
-    """Pack units in order into files of at most `limit` bytes; a larger unit gets its own."""
-    packs: list[list[TensorInfo]] = [[]]
-    size = 0
-    for unit in units.values():
-        nbytes = sum(info.nbytes for info in unit)
-        if packs[-1] and size + nbytes > limit:
-            packs.append([])
-            size = 0
-        packs[-1] += unit
-        size += nbytes
-    for i, pack in enumerate(packs):
+    """Return files of at most `limit` bytes, a weight and its scale in one."""
+    packs = pack(units.values(), limit)
+    for i, tensors in enumerate(packs):
         # wider types first keeps every tensor aligned to its own size
-        infos = tuple(sorted(pack, key=lambda info: -DTYPE_BYTES[info.dtype]))
+        infos = tuple(sorted(tensors, key=lambda info: -DTYPE_BYTES[info.dtype]))
         header, offsets = build_header(infos, {"format": "pt"})
         nbytes = len(header) + sum(info.nbytes for info in infos)
         yield Shard(shard_name(i, len(packs)), infos, header, tuple(offsets), nbytes)

@@ -18,15 +18,14 @@ from formats.gguf_metadata import size_label, text_metadata, title
 from formats.gguf_names import gguf_name, ops_to_gguf
 from formats.gguf_tokenizer import tokenizer_metadata
 from formats.layout import Atom
-from formats.ops import Op, shape_after
+from formats.ops import Op, Shape, shape_after
 from formats.tensor import TensorInfo
 from quant.gguf_mix import FILE_TYPES, Choice, Facts, MixTensor, choose
-from quant.policy import PolicyRule
 from quant.scheme import QuantError
 from qwen35_convert.importance import read_importance
 from qwen35_convert.mmproj_plan import mmproj_part, read_generation
-from qwen35_convert.plan import Output, Plan, Row, Shard, gguf_shard
-from qwen35_convert.planning import select
+from qwen35_convert.plan import Output, Plan, Row, Shard, gguf_shard, pack
+from qwen35_convert.planning import policy_rules, select
 from qwen35_convert.recipe import Recipe, RecipeError
 
 
@@ -40,7 +39,7 @@ class Part:
     ops: tuple[Op, ...]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Shape of its entry."""
         return shape_after(self.ops, self.atom.shape)
 
@@ -57,10 +56,11 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         _part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != "vision"
     ]
     tensors = _stack(parts)
-    chosen = _choose_types(source, recipe, tensors)
-    infos = [TensorInfo(name, chosen[name].type, _shape(ps)) for name, ps in tensors.items()]
+    shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
+    chosen = _choose_types(source, recipe, tensors, shapes)
+    infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]
     rows = tuple(_rows(tensors, {info.name: info for info in infos}, chosen))
-    importance = read_importance(recipe, tensors)
+    importance = read_importance(recipe, tensors, shapes)
     pairs = [*_metadata(source, recipe, infos), *importance.pairs]
     shards = _shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == "vision"], stem)
@@ -84,17 +84,19 @@ def _stack(parts: Sequence[Part]) -> dict[str, list[Part]]:
     return tensors
 
 
-def _shape(parts: Sequence[Part]) -> tuple[int, ...]:
+def _shape(parts: Sequence[Part]) -> Shape:
+    """Return the shape of a tensor: of its one part, or of the stack of them."""
     return parts[0].shape if parts[0].index is None else (len(parts), *parts[0].shape)
 
 
 def _choose_types(
-    source: Checkpoint, recipe: Recipe, tensors: Mapping[str, Sequence[Part]]
-) -> dict[str, Choice]:
+    source: Checkpoint, recipe: Recipe, tensors: Mapping[str, Sequence[Part]],
+    shapes: Mapping[str, Shape],
+) -> dict[str, Choice]:  # fmt: skip
     """Apply the mix and the rules; what they refuse is the recipe's fault."""
     sizes, asked = source.config.sizes, recipe.quantize
     listed = [
-        MixTensor(name, parts[0].atom.role, _shape(parts), tuple(part.atom.name for part in parts))
+        MixTensor(name, parts[0].atom.role, shapes[name], tuple(part.atom.name for part in parts))
         for name, parts in tensors.items()
     ]
     facts = Facts(
@@ -102,7 +104,7 @@ def _choose_types(
         gqa=sizes["NH"] // sizes["NKV"], tied=source.layout.tied,
         imatrix=asked.imatrix is not None,
     )  # fmt: skip
-    rules = tuple(PolicyRule(rule.match, rule.scheme) for rule in asked.rules)
+    rules = policy_rules(recipe)
     try:
         return choose(asked.scheme, listed, facts, rules, like_llama_cpp=asked.mix == "llama.cpp")
     except QuantError as error:
@@ -136,23 +138,16 @@ def _shards(
     infos: Sequence[TensorInfo], pairs: Sequence[Kv], stem: str, limit: int
 ) -> tuple[Shard, ...]:
     """Pack tensors in order into files of at most `limit` bytes; the first has the metadata."""
-    packs: list[list[TensorInfo]] = [[]]
-    size = 0
-    for info in infos:
-        if packs[-1] and size + info.nbytes > limit:
-            packs.append([])
-            size = 0
-        packs[-1].append(info)
-        size += info.nbytes
+    packs = pack(([info] for info in infos), limit)
     if len(packs) == 1:
         return (gguf_shard(f"{stem}.gguf", pairs, infos),)
     count = len(packs)
     return tuple(
         gguf_shard(
             split_name(stem, i, count),
-            [*(pairs if i == 1 else ()), *split_pairs(i, count, len(infos))], pack,
+            [*(pairs if i == 1 else ()), *split_pairs(i, count, len(infos))], tensors,
         )
-        for i, pack in enumerate(packs, 1)
+        for i, tensors in enumerate(packs, 1)
     )  # fmt: skip
 
 

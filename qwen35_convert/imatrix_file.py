@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
-from formats.gguf_file import Kv, build_header
+from formats.gguf_file import Kv
 from formats.gguf_names import gguf_name, ops_to_gguf
 from formats.ops import Tile
 from formats.tensor import TensorInfo
+from qwen35_convert.file_sink import check_out_files
 from qwen35_convert.importance import CHUNKS, COUNTS, DATASETS, SUMS, TYPE
-from qwen35_convert.logits import DEFAULT
-from qwen35_convert.recipe import RecipeError
-from qwen35_convert.sink import OutputError, check_parent, sync_folder
-from qwen35_convert.text import DEFAULT_TEXT, open_tokenizer
+from qwen35_convert.plan import gguf_shard
+from qwen35_convert.sink import OutputError, partial_of, sync_folder
+from qwen35_convert.text import DEFAULT, text_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ def make_imatrix(
 
     from runtime.imatrix import collect
 
-    _check_out(out, overwrite=overwrite)
+    check_out_files(out, (), checkpoint.read_files(), overwrite=overwrite)
     parts = chunks_of(checkpoint, text, chunks)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = collect(checkpoint, parts, device=device, progress=progress)
@@ -71,27 +71,13 @@ def make_imatrix(
     return ImatrixReport(out, len(stacked), found.tokens, len(parts), found.unseen)
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
-    check_parent(out)
-    if out.exists() and not (out.is_file() and overwrite):
-        raise OutputError(f"{out} exists\n  fix   name another OUT, or add --overwrite")
-
-
 def chunks_of(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
     """Return the first chunks of a text as token ids, 512 each. RecipeError if there is none."""
     import torch
 
-    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"text {text} cannot be read: {error}") from None
-    ids = torch.tensor(open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids)
+    ids = torch.tensor(text_ids(checkpoint, text))
     starts = range(0, len(ids) - 1, CHUNK)
-    parts = [ids[start : start + CHUNK] for start in starts][:most]
-    if not parts:
-        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
-    return parts
+    return [ids[start : start + CHUNK] for start in starts][:most]
 
 
 def _hub(checkpoint: Checkpoint, name: str) -> str:
@@ -118,15 +104,14 @@ def _write(
         Kv(TYPE, "string", "imatrix"), Kv(DATASETS, "array[string]", [dataset]),
         Kv(CHUNKS, "uint32", chunks), Kv("imatrix.chunk_size", "uint32", CHUNK),
     ]  # fmt: skip
-    header, offsets = build_header(pairs, infos)
-    partial = out.with_name(f".{out.name}.qwen35-partial")
+    shard, partial = gguf_shard(out.name, pairs, infos), partial_of(out)
     try:
         with partial.open("wb") as file:
-            file.write(header)
-            for offset, value in zip(offsets, tensors.values(), strict=True):
+            file.write(shard.header)
+            for offset, value in zip(shard.offsets, tensors.values(), strict=True):
                 file.seek(offset)
                 file.write(value.contiguous().numpy().tobytes())
-            file.truncate(-(-file.tell() // 32) * 32)
+            file.truncate(shard.nbytes)
             file.flush()
             os.fsync(file.fileno())
         partial.rename(out)

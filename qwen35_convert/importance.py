@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from formats.gguf_file import GgufFile, Kv
 from formats.gguf_names import ALWAYS_F32
+from formats.ops import Shape
 from formats.tensor import FormatError
 from quant.imatrix import importances, unused
 from quant.scheme import QuantError
@@ -43,7 +44,9 @@ class Importance:
     notes: tuple[str, ...] = ()
 
 
-def read_importance(recipe: Recipe, tensors: Mapping[str, Sequence[Part]]) -> Importance:
+def read_importance(
+    recipe: Recipe, tensors: Mapping[str, Sequence[Part]], shapes: Mapping[str, Shape]
+) -> Importance:
     """Return what the recipe's imatrix says of these tensors; nothing without one.
 
     RecipeError if the file cannot be read, is none, or does not fit the model.
@@ -51,7 +54,6 @@ def read_importance(recipe: Recipe, tensors: Mapping[str, Sequence[Part]]) -> Im
     if recipe.quantize.imatrix is None:
         return Importance()
     path = Path(recipe.quantize.imatrix)
-    shapes = {name: _shape(parts) for name, parts in tensors.items()}
     try:
         file = GgufFile(path)
         entries = _entries(file)
@@ -62,10 +64,6 @@ def read_importance(recipe: Recipe, tensors: Mapping[str, Sequence[Part]]) -> Im
         part.atom.name: found[name][part.index or 0] for name in found for part in tensors[name]
     }
     return Importance(weights, _pairs(path, file, entries), _notes(path.name, entries, tensors))
-
-
-def _shape(parts: Sequence[Part]) -> tuple[int, ...]:
-    return parts[0].shape if parts[0].index is None else (len(parts), *parts[0].shape)
 
 
 def _entries(file: GgufFile) -> dict[str, tuple[Tensor, Tensor]]:
@@ -115,7 +113,7 @@ def _notes(
     if lacking:
         notes.append(f"{file} lacks {len(lacking)} tensors, which are encoded without it: "
                      f"{', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}")  # fmt: skip
-    extra = unused(entries, dict.fromkeys(tensors, ()))
+    extra = unused(entries, tensors)
     if extra:
         notes.append(f"{file} has {len(extra)} entries that no tensor here has: {extra[0]} ...")
     return tuple(notes)

@@ -9,19 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import RecipeError
-from qwen35_convert.text import DEFAULT_TEXT, open_tokenizer
+from qwen35_convert.text import DEFAULT, text_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROW_TOKENS, MAX_ROWS = 512, 16
-DEFAULT = "default"
 M_MMAP_THRESHOLD, MAPPED_FROM = -3, 1 << 20  # malloc.h
 
 
@@ -90,14 +88,7 @@ def token_rows(checkpoint: Checkpoint, text: str) -> Tensor:
     """
     import torch
 
-    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"text {text} cannot be read: {error}") from None
-    ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
-    if len(ids) < 2:
-        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
+    ids = text_ids(checkpoint, text)
     width = min(ROW_TOKENS, len(ids))
     rows = min(len(ids) // width, MAX_ROWS)
     return torch.tensor(ids[: rows * width]).reshape(rows, width)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.gguf_checkpoint import whole_name
+from formats.gguf_checkpoint import whole_path
 from formats.gguf_file import GgufFile
 from formats.gguf_vision import VisionTensor, vision_tensors
 from formats.layout import Atom
 from formats.safetensors_file import TORCH_NAMES, torch_dtype
+from qwen35_convert.compare import same_bits
 from qwen35_convert.failure import Failure
 from qwen35_convert.mmproj_plan import mmproj_name
 from runtime.values import open_value
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 def mmproj_beside(artifact: Checkpoint) -> Path | None:
     """Return the vision file that lies beside a GGUF artifact, if there is one."""
-    stem = whole_name(next(iter(artifact.files))).removesuffix(".gguf")
-    path = artifact.folder / mmproj_name(stem)
-    return path if artifact.gguf and path.is_file() else None
+    if not artifact.gguf:
+        return None
+    path = artifact.folder / mmproj_name(whole_path(artifact).stem)
+    return path if path.is_file() else None
 
 
 def mmproj_failures(path: Path, source: Checkpoint | None) -> Iterator[Failure]:
@@ -61,13 +63,10 @@ def _compare(
 
 
 def _agree(stored: Tensor, dtype: str, expected: Tensor) -> bool:
-    import torch
-
     from quant import ggml
 
     if dtype in TORCH_NAMES:
-        bits = (stored, expected.to(torch_dtype(dtype)))
-        return torch.equal(*(t.contiguous().view(torch.uint8) for t in bits))
+        return same_bits(stored, expected.to(torch_dtype(dtype)))
     columns = expected.shape[-1]
     rows = expected.reshape(-1, columns)
     decoded = ggml.decode(dtype, stored.reshape(rows.shape[0], -1), columns)

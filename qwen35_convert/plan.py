@@ -1,6 +1,4 @@
-"""The plan: every row of the job, made from headers alone, before a byte is read or written.
-
-    atoms -> keep or drop -> scheme by policy -> name in the target -> place in a shard
+"""The plan: every row of the job, made before a weight is read and before a byte is written.
 
 A row is independent of every other and may be run twice, which gives workers and resume. A plan
 is pure: the same source and recipe give the same plan, and its `digest` ties a journal to both.
@@ -10,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,6 +124,20 @@ def make_schemes(names: Sequence[str], scale: str) -> dict[str, Scheme]:
     """
     suffix = "_scale_inv" if len(names) == 1 else "_scale"
     return {name: get_scheme(name, scale, suffix) for name in names}
+
+
+def pack(units: Iterable[Sequence[TensorInfo]], limit: int) -> list[list[TensorInfo]]:
+    """Part units in order among files of at most `limit` bytes; a larger unit gets its own."""
+    packs: list[list[TensorInfo]] = [[]]
+    size = 0
+    for unit in units:
+        nbytes = sum(info.nbytes for info in unit)
+        if packs[-1] and size + nbytes > limit:
+            packs.append([])
+            size = 0
+        packs[-1] += unit
+        size += nbytes
+    return packs
 
 
 def gguf_shard(name: str, pairs: Sequence[Kv], infos: Sequence[TensorInfo]) -> Shard:

@@ -10,6 +10,7 @@ from formats.checkpoint import Checkpoint
 from formats.layout import Atom
 from formats.qwen35 import family
 from formats.tensor import FormatError
+from quant.policy import PolicyRule
 from qwen35_convert.plan import Plan
 from qwen35_convert.recipe import Recipe, RecipeError
 from qwen35_convert.shifted_norms import check_norms
@@ -68,6 +69,11 @@ def select(
             f"only is {recipe.only!r}, which names no tensor, expected a glob such as layers.0.*"
         )
     return kept, {group: count for group, count in dropped.items() if count}
+
+
+def policy_rules(recipe: Recipe) -> tuple[PolicyRule, ...]:
+    """Return the recipe's rules in their order."""
+    return tuple(PolicyRule(rule.match, rule.scheme) for rule in recipe.quantize.rules)
 
 
 def _canonical(source: Checkpoint) -> Iterator[Atom]:

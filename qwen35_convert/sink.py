@@ -68,6 +68,7 @@ class FolderSink:
     def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
         self.out, self.work = out, partial_of(out)
         self.receipt = RECEIPT
+        self.artifact = self.work  # what there is to open
         self._shards = shards
         self._places = {
             info.name: (shard.name, offset)

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from formats.json_file import parse_object
 from formats.tensor import FormatError
+from qwen35_convert.recipe import RecipeError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE, GENERATION_CONFIG = "chat_template.jinja", "generation_config.json"
+DEFAULT = "default"
 DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
 
 
@@ -36,6 +38,22 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
         raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
+
+
+def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Return the tokens of a text file (`default`: the bundled one), 2 at least.
+
+    RecipeError if the text cannot be read or is too short.
+    """
+    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"text {text} cannot be read: {error}") from None
+    ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
+    if len(ids) < 2:
+        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
+    return list(ids)
 
 
 def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint, open_checkpoint
-from formats.gguf_checkpoint import whole_name
+from formats.gguf_checkpoint import whole_path
 from quant.measure import Error
 from quant.scheme import KEEP
 from qwen35_convert.census import scheme_of, structure_failures
@@ -168,7 +168,7 @@ def _receipt_of(artifact: Checkpoint) -> str:
     """Return the name of the receipt; that of a split GGUF is named for the whole."""
     if not artifact.gguf:
         return RECEIPT
-    return receipt_name(artifact.folder / whole_name(next(iter(artifact.files))))
+    return receipt_name(whole_path(artifact))
 
 
 def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from formats.config import read_config
-from formats.gguf_names import gguf_name, hub_name, ops_from_gguf, ops_to_gguf
+from formats.gguf_names import ALWAYS_F32, gguf_name, hub_name, ops_from_gguf, ops_to_gguf
 from formats.layout import recognise
 from formats.names import normalise
 from formats.ops import NegExp, NegLog, Tile, apply_all, shape_after
+from quant import gguf_mix
 from tests.checkpoints import make_weights, split_experts, text_config
 from tests.formats.layouts import infos_of, role_of, to_gguf
 
@@ -135,3 +136,8 @@ def test_nothing_is_tiled_where_every_key_head_has_one_value_head():
     sizes = {"NK": 4, "NV": 4, "DK": 8, "DV": 8}
     for role in ("in_proj_qkv", "in_proj_z", "out_proj", "in_proj_a", "dt_bias"):
         assert ops_to_gguf(role, sizes) == ops_from_gguf(role, sizes) == ()
+
+
+def test_both_sides_of_the_house_agree_on_what_stays_f32():
+    """The table of names and the mixes may not import each other."""
+    assert ALWAYS_F32 == gguf_mix.ALWAYS_F32

@@ -13,26 +13,11 @@ from hypothesis import strategies as st
 
 from quant import ggml
 from quant.scheme import QuantError
+from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 LOSSY = tuple(name for name in ggml.WRITABLE if name != "F32")
 SEARCHED = (*ggml.K_QUANTS, "IQ4_NL", "IQ4_XS")
 READ_ONLY = ("IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4")
-
-
-def normal(n, k, draw):
-    return torch.randn(n, k, generator=draw) * 0.02
-
-
-def heavy_tailed(n, k, draw):
-    """Student's t with two degrees of freedom: outliers of every size."""
-    chi = sum(torch.randn(n, k, generator=draw) ** 2 for _ in range(2)) / 2
-    return normal(n, k, draw) / chi.sqrt().clamp(min=1e-3)
-
-
-def one_outlier(n, k, draw):
-    w = normal(n, k, draw)
-    w[:, int(torch.randint(k, (), generator=draw))] *= 1000
-    return w
 
 
 def sparse(n, k, draw):

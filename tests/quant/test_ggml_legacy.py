@@ -9,26 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant import ggml
+from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 ROUNDED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 SEARCHED = ("IQ4_NL", "IQ4_XS")
 WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", *SEARCHED)
-
-
-def normal(n, k, draw):
-    return torch.randn(n, k, generator=draw) * 0.02
-
-
-def heavy_tailed(n, k, draw):
-    """Student's t with two degrees of freedom: outliers of every size."""
-    chi = sum(torch.randn(n, k, generator=draw) ** 2 for _ in range(2)) / 2
-    return normal(n, k, draw) / chi.sqrt().clamp(min=1e-3)
-
-
-def one_outlier(n, k, draw):
-    w = normal(n, k, draw)
-    w[:, int(torch.randint(k, (), generator=draw))] *= 1000
-    return w
 
 
 def zeros(n, k, draw):

@@ -105,3 +105,13 @@ def test_a_file_that_is_there_and_a_text_that_is_not_are_refused(file, tmp_path)
         api.imatrix(NANO, tmp_path / "new.gguf", text=str(tmp_path / "none.txt"))
     assert file.read_bytes() == before
     assert not list(tmp_path.iterdir())
+
+
+def test_the_source_itself_is_never_overwritten(tmp_path):
+    plain = build_recipe({"quantize": {"scheme": "q8_0"}, "export": {"format": "gguf"}})
+    model = tmp_path / "m.gguf"
+    api.convert(NANO, model, plain, verify=False)
+    before = model.read_bytes()
+    with pytest.raises(OutputError, match="file of the source"):
+        api.imatrix(model, model, overwrite=True)
+    assert model.read_bytes() == before
