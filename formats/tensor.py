@@ -74,15 +74,3 @@ class Source(Protocol):
     def read(self, name: str) -> Tensor:
         """Return the whole tensor as a view on the file: no byte is read before it is used."""
         ...
-
-
-class Sink(Protocol):
-    """Where tensors are written: all names, sizes and offsets are fixed beforehand."""
-
-    def write(self, name: str, offset: int, data: memoryview) -> None:
-        """Put `data` at byte `offset` of tensor `name`. May be called from any thread."""
-        ...
-
-    def commit(self) -> None:
-        """Make the output durable and visible under its final name."""
-        ...

@@ -59,7 +59,7 @@ def plan_text(plan: Plan) -> str:
     lines += [f"note: {note}" for note in plan.notes]
     files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
     lines.append(f"{len(plan.tensors)} tensors, {size_text(plan.nbytes)} in {files}")
-    return "\n".join([*lines, "Nothing was read but headers; nothing was written."])
+    return "\n".join([*lines, "Nothing was read but headers and layer norms; nothing was written."])
 
 
 def _by_role(plan: Plan) -> dict[tuple[str, str, str, str], _Line]:
