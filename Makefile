@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+FUZZ_SECONDS ?= 1800
 
-.PHONY: demo test lint format clean
+.PHONY: demo test fuzz faults lint format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +19,14 @@ demo: .venv/ready
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m 'not gpu and not hub and not big'
+
+fuzz: .venv/ready
+	for p in safetensors config gguf recipe; do \
+		$(BIN)/python -m tests.fuzz.fuzz_$$p --seconds $(FUZZ_SECONDS) || exit 1; done
+
+faults: .venv/ready
+	$(BIN)/python -m benchmarks.faults local --count 10000 --what steps writes
+	$(BIN)/python -m benchmarks.faults local --count 240
 
 lint: .venv/ready
 	$(BIN)/ruff check .

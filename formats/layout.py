@@ -25,7 +25,7 @@ from formats.dialects import (
 from formats.names import FP32_HOLDER, HUB, TEXT, Problem, leftover, rename, split_scales
 from formats.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
 from formats.qwen35 import FUSED_GROUPS, RULES, Form, Slot, family, template
-from formats.tensor import TensorInfo
+from formats.tensor import DTYPE_BYTES, TensorInfo
 
 SOURCE_TYPES = ("BF16", "F16", "F32")
 FP8_TYPES = ("F8_E4M3",)
@@ -208,7 +208,8 @@ def _check(match: _Match, config: Config) -> list[Problem]:
                         "save the checkpoint again with all ranks gathered")]  # fmt: skip
     if info.shape != expected:
         return [_wrong_shape(match, expected, config)]
-    if info.dtype in SOURCE_TYPES or match.dialect == GGUF:
+    blocks = match.dialect == GGUF and info.dtype not in DTYPE_BYTES
+    if info.dtype in SOURCE_TYPES or blocks:
         return _scale_without_fp8(info, match.scale)
     if info.dtype in FP8_TYPES:
         return _fp8_scale(match)

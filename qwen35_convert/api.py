@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,10 +31,17 @@ from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
 from qwen35_convert.progress import quiet, rows_bar
-from qwen35_convert.receipt import Origin, describe_files, dump_json, make_receipt
+from qwen35_convert.receipt import (
+    Origin,
+    describe_files,
+    dump_json,
+    make_receipt,
+    receipt_name,
+    version,
+)
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
 from qwen35_convert.run import Effort, run
-from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out
+from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out, writing
 from qwen35_convert.text import DEFAULT
 from qwen35_convert.verify import Checks, Report
 from qwen35_convert.verify import verify as verify_artifact
@@ -191,7 +199,9 @@ def convert(
     chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
     job = _plan(opened, chosen, out)
     if is_gguf(out):
-        finish_moves(out)
+        if finish_moves(out, _digest(job, opened)):
+            receipt = out.with_name(receipt_name(out)).read_bytes()
+            return Conversion(out, job, receipt, None)
         names = [shard.name for shard in job.shards]
         check_out_files(out, names, opened.read_files(), overwrite=overwrite)
     if options.get("verify", True) and job.recipe.verify.level == "logits":
@@ -267,8 +277,10 @@ def _write(
     """Write aside, verify what was written, seal it with the receipt, give it its name."""
     workers = options.get("workers") or default_workers()
     sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
+    digest = _digest(job, source)
     sink.open()
     try:
+        _check_still_free(sink, overwrite=options.get("overwrite", False))
         source_files = _fill(job, source, origin, sink, options)
         if job.config:
             _add_side_files(job, source, sink)
@@ -276,7 +288,9 @@ def _write(
         if options.get("verify", True):
             checks = replace(checks_of(job.recipe, workers), weights=job.weights)
             report = _verify(sink.artifact, source, checks, bar=options.get("progress", False))
-        output_files = describe_files(sink.artifact_files(), workers)
+        _check_unchanged(job, source, digest)
+        with writing(out, "reading it again", sink.left):
+            output_files = describe_files(sink.artifact_files(), workers)
         measured = report.schemes if report else None
         receipt = make_receipt(job, origin, source_files, output_files, measured)
         sink.add_file(sink.receipt, receipt)
@@ -289,12 +303,37 @@ def _write(
     return Conversion(out, job, receipt, report)
 
 
+def _digest(job: Plan, source: Checkpoint) -> str:
+    """Return what ties a journal to source, recipe and version. FormatError if a file is gone."""
+    try:
+        return f"{job.digest(source)} {version()}"
+    except OSError as error:
+        raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def _check_unchanged(job: Plan, source: Checkpoint, digest: str) -> None:
+    """Refuse what was made of a source that is now another."""
+    if _digest(job, source) != digest:
+        raise FormatError(f"{source.folder} changed while it was converted")
+
+
+def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
+    """Refuse an OUT that another conversion finished after this one had looked."""
+    out = sink.out
+    if not overwrite and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+        sink.discard()
+        raise OutputError(f"{out} was written by another conversion meanwhile")
+
+
 def _fill(
     job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, options: Options
 ) -> dict[str, Any]:
     """Write all tensors; meanwhile hash the source, and return its files."""
-    journal = Journal(sink.work / JOURNAL, job.digest(source))
-    if not journal.resume():
+    journal = Journal(sink.work / JOURNAL, _digest(job, source), sink.left)
+    if journal.resume():
+        if not sink.is_whole():
+            journal.forget()
+    else:
         _check_abandoned(sink, overwrite=options.get("overwrite", False))
         sink.clear()
     sink.create()
@@ -302,10 +341,17 @@ def _fill(
     workers = options.get("workers") or default_workers()
     todo = len(job.rows) - len(journal.done)
     shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
+    stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
-        hashes = hasher.submit(describe_files, job.read_files(source), workers, origin.hashes)
-        run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
-        return hashes.result()
+        files = job.read_files(source)
+        hashes = hasher.submit(describe_files, files, workers, origin.hashes, stop)
+        try:
+            run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
+            return hashes.result()
+        except OSError as error:
+            raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
+        finally:
+            stop.set()
 
 
 def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:

@@ -28,6 +28,8 @@ NEXT_ONLY = (
     "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "intermediate_size", "rope_theta",
     "rope_scaling", "partial_rotary_factor",
 )  # fmt: skip
+# Fields that name code to run; the files with it are never carried along.
+CODE = ("auto_map", "custom_pipelines")
 CARRIED = ("transformers_version", "dtype", "torch_dtype")
 
 
@@ -52,7 +54,7 @@ def artifact_config(
         body = {key: config.raw[key] for key in CARRIED if key in config.raw} | text
     said = {"architectures": [name], "model_type": model_type}
     result: dict[str, Any] = said | body | said | {"tie_word_embeddings": tied}
-    for stale in ("quantization_config", "quantization"):
+    for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
     if any(scheme != KEEP for _, scheme, _ in rows):
         result["quantization_config"] = quantization_config(rows, tied=tied)

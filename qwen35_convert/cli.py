@@ -24,6 +24,8 @@ app = typer.Typer(
 )  # fmt: skip
 
 FELL_SHORT, MISUSED, INPUT, OUTPUT, LACKING, INTERRUPTED = 1, 2, 3, 4, 5, 130
+MAX_MESSAGE = 4000
+STOPPED = "qwen35: interrupted\n  left  the same command goes on where it stopped"
 
 DEFAULTS = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
 Source = Annotated[str, typer.Argument(
@@ -327,18 +329,25 @@ def _exit_code(error: ValueError) -> int | None:
 def main() -> None:
     """Run the command line; errors are one block on stderr, a traceback is a bug."""
     try:
+        from qwen35_convert.bus_error import exit_on_bus_error
+
+        exit_on_bus_error(INPUT)
         app(prog_name="qwen35")
+    except KeyboardInterrupt:  # before or after the command itself
+        print(STOPPED, file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except SystemExit as done:
         if done.code == INTERRUPTED:
-            print("qwen35: interrupted\n  left  the same command goes on where it stopped",
-                  file=sys.stderr)  # fmt: skip
+            print(STOPPED, file=sys.stderr)
         raise
     except ValueError as error:
         code = _exit_code(error)
         if code is None:
             raise
         left = getattr(error, "left", "nothing was written")
-        print(f"qwen35: {error}\n  left  {left}", file=sys.stderr)
+        said = str(error)
+        said = said if len(said) <= MAX_MESSAGE else f"{said[:MAX_MESSAGE]} ..."
+        print(f"qwen35: {said}\n  left  {left}", file=sys.stderr)
         sys.exit(code)
 
 

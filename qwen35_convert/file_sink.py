@@ -12,15 +12,18 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen35_convert.journal import Journal
 from qwen35_convert.plan import Shard
 from qwen35_convert.receipt import receipt_name
 from qwen35_convert.sink import (
+    JOURNAL,
     LOCK,
     FolderSink,
     OutputError,
     check_parent,
     partial_of,
     sync_folder,
+    writing,
 )  # fmt: skip
 
 MOVES = "moves"
@@ -52,11 +55,28 @@ def _is_gguf(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def finish_moves(out: Path) -> None:
-    """Finish what a crash interrupted while files were given their names."""
+def finish_moves(out: Path, digest: str) -> bool:
+    """Finish what a crash interrupted while files were given their names.
+
+    True if that was the conversion of this digest, which so is done. OutputError if another process
+    is doing it.
+    """
     work = partial_of(out)
-    if (work / MOVES).is_file():
-        _move(work, out)
+    moving = (work / MOVES).is_file()
+    if not moving and (not out.exists() or not work.is_dir() or (work / JOURNAL).exists()):
+        return False
+    sink = FileSink(out, ())
+    sink.open()
+    try:
+        same = Journal(work / JOURNAL, digest).resume()
+        with writing(out, "giving it its name", sink.left):
+            if (work / MOVES).is_file():
+                _move(work, out)
+            else:  # all is moved, this folder was being removed
+                shutil.rmtree(work)
+    finally:
+        sink.close()
+    return same
 
 
 class FileSink(FolderSink):
@@ -65,16 +85,21 @@ class FileSink(FolderSink):
     def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
         super().__init__(out, shards)
         self.receipt = receipt_name(out)
-        self.artifact = self.work / shards[0].name
+
+    @property
+    def artifact(self) -> Path:
+        """Return the first of the files; it leads to the others."""
+        return self.work / self._shards[0].name
 
     def commit(self) -> None:
         """Make everything durable and give every file its final name."""
         self.sync()
         names = sorted(path.name for path in self.artifact_files())
-        self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
-        (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
-        sync_folder(self.work)
-        _move(self.work, self.out)
+        with writing(self.out, "giving it its name", self.left):
+            self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
+            (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
+            sync_folder(self.work)
+            _move(self.work, self.out)
         self.close()
 
 
@@ -85,6 +110,7 @@ def _move(work: Path, out: Path) -> None:
         if (work / name).exists():
             (work / name).rename(out.with_name(name))
     sync_folder(out.parent)
+    (work / JOURNAL).unlink(missing_ok=True)  # first: it speaks of files that are gone
     (work / MOVES).unlink()
     (work / LOCK).unlink(missing_ok=True)
     shutil.rmtree(work, ignore_errors=True)

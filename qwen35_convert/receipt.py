@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -46,13 +47,18 @@ def version() -> str:
         return "0+checkout"
 
 
-def sha256_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file: mapped, so nothing is copied, and given back as it goes."""
+def sha256_file(path: Path, stop: threading.Event | None = None) -> str:
+    """Return the hex SHA-256 of a file: mapped, so nothing is copied, and given back as it goes.
+
+    When `stop` is set it returns early, with a hash of nothing in particular.
+    """
     digest, size = hashlib.sha256(), path.stat().st_size
     if not size:
         return digest.hexdigest()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         for start in range(0, size, HASH_CHUNK):
+            if stop is not None and stop.is_set():
+                break
             length = min(HASH_CHUNK, size - start)
             with memoryview(mapped) as view, view[start : start + length] as part:
                 digest.update(part)
@@ -61,13 +67,20 @@ def sha256_file(path: Path) -> str:
 
 
 def describe_files(
-    paths: Iterable[Path], workers: int, known: Mapping[str, str] | None = None
+    paths: Iterable[Path],
+    workers: int,
+    known: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
     listed = sorted(paths)
     given = known or {}
+
+    def one(path: Path) -> str:
+        return given.get(path.name) or sha256_file(path, stop)
+
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        hashes = list(pool.map(lambda path: given.get(path.name) or sha256_file(path), listed))
+        hashes = list(pool.map(one, listed))
     return {
         path.name: {"size": path.stat().st_size, "sha256": digest}
         for path, digest in zip(listed, hashes, strict=True)

@@ -83,14 +83,15 @@ def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effo
     pending = _in_file_order(plan, source, journal)
     work = _Work(plan, source, sink, effort.device, pending=pending)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         _collect(work, journal, sink, effort.advance)
     finally:
         work.stop.set()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # interrupted before it was started
+                thread.join()
 
 
 def _one_torch_thread() -> None:
@@ -123,18 +124,17 @@ class _Work:
 
     def loop(self) -> None:
         """Take rows until none is left; a failure is handed over, not swallowed."""
-        worker = Worker(self._device, self._plan.schemes(), self._plan.weights)
-        while not self.stop.is_set():
-            with self._lock:
-                index = next(self._pending, None)
-            if index is None:
-                return
-            try:
+        try:
+            worker = Worker(self._device, self._plan.schemes(), self._plan.weights)
+            while not self.stop.is_set():
+                with self._lock:
+                    index = next(self._pending, None)
+                if index is None:
+                    return
                 convert_row(self._plan.rows[index], self._source, self._sink, worker)
-            except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
-                self._hand_over(failure)
-                return
-            self._hand_over(index)
+                self._hand_over(index)
+        except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
+            self._hand_over(failure)
 
     def _hand_over(self, result: int | BaseException) -> None:
         while not self.stop.is_set():

@@ -11,15 +11,17 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from formats.tensor import FormatError
 from qwen35_convert.plan import Shard
 from qwen35_convert.receipt import RECEIPT
 
 PARTIAL_SUFFIX = ".qwen35-partial"
-LOCK, JOURNAL = "lock", "journal"
-OWN = (LOCK, JOURNAL)
+LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"
+OWN = (LOCK, JOURNAL, NEW_JOURNAL)
 
 
 class OutputError(ValueError):
@@ -28,6 +30,15 @@ class OutputError(ValueError):
     def __init__(self, message: str, left: str = "nothing was written") -> None:
         super().__init__(message)
         self.left = left
+
+
+@contextmanager
+def writing(out: Path, step: str, left: str) -> Iterator[None]:
+    """Make an OutputError of what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{out}: {step} failed: {error.strerror}", left) from None
 
 
 def partial_of(out: Path) -> Path:
@@ -68,7 +79,6 @@ class FolderSink:
     def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
         self.out, self.work = out, partial_of(out)
         self.receipt = RECEIPT
-        self.artifact = self.work  # what there is to open
         self._shards = shards
         self._places = {
             info.name: (shard.name, offset)
@@ -76,7 +86,19 @@ class FolderSink:
             for info, offset in zip(shard.infos, shard.offsets, strict=True)
         }
         self._files: dict[str, int] = {}
+        self._added: list[str] = []
         self._lock = -1
+        self._lost: OutputError | None = None
+
+    @property
+    def artifact(self) -> Path:
+        """What there is to open once it is written."""
+        return self.work
+
+    @property
+    def left(self) -> str:
+        """What is on the disk after a failure."""
+        return f"what is done stays in {self.work}; the same command goes on from there"
 
     def open(self) -> None:
         """Create or take up the folder, lock it. OutputError if another conversion holds it."""
@@ -90,15 +112,37 @@ class FolderSink:
         except OSError as error:
             self.close()
             raise OutputError(f"{self.out} cannot be written: {error.strerror}") from None
+        self._check_lock()
+
+    def _check_lock(self) -> None:
+        """Refuse a lock in a folder that another conversion has just given its final name."""
+        mine, path = os.fstat(self._lock), self.work / LOCK
+        if not path.exists() or path.stat().st_ino != mine.st_ino:
+            self.close()
+            raise OutputError(f"{self.out} was being written by another conversion until now")
 
     def clear(self) -> None:
         """Remove what an abandoned conversion left."""
-        for path in self.work.iterdir():
-            if path.name != LOCK:
-                path.unlink()
+        self._clear({LOCK})
+
+    def _clear(self, kept: Collection[str]) -> None:
+        with writing(self.out, "removing what an earlier run left", self.left):
+            for path in self.work.iterdir():
+                if path.name not in kept:
+                    path.unlink()
+
+    def is_whole(self) -> bool:
+        """Whether every file that a journal speaks of is there at its full size."""
+        made = {shard: self.work / shard.name for shard in self._shards}
+        return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in made.items())
 
     def create(self) -> None:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
+        self._clear({*OWN, *(shard.name for shard in self._shards)})  # a receipt half-written
+        with writing(self.out, "reserving its files", self.left):
+            self._create()
+
+    def _create(self) -> None:
         needed = sum(shard.nbytes for shard in self._shards)
         free = shutil.disk_usage(self.work).free
         made = (self.work / shard.name for shard in self._shards)
@@ -113,6 +157,7 @@ class FolderSink:
             os.ftruncate(file, shard.nbytes)
             _reserve(file, shard.nbytes, self.out)
             _write_all(file, memoryview(shard.header), 0)
+        sync_folder(self.work)
 
     def write(self, name: str, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of tensor `name`; safe from any thread."""
@@ -120,17 +165,33 @@ class FolderSink:
         try:
             _write_all(self._files[shard], data, start + offset)
         except OSError as error:
-            left = f"what is done stays in {self.work}; the same command goes on from there"
-            message = f"{self.out}: writing {shard} failed: {error.strerror}"
-            raise OutputError(message, left) from None
+            if error.errno == errno.EFAULT:  # these bytes are a view on a file of the source
+                raise FormatError(f"the source of {name} got shorter, or its disk failed") from None
+            raise OutputError(
+                f"{self.out}: writing {shard} failed: {error.strerror}", self.left
+            ) from None
 
     def sync(self) -> None:
-        """Make what was written durable."""
-        for file in self._files.values():
-            os.fdatasync(file)
+        """Make what was written durable.
+
+        After a failure it always fails: the kernel reports lost pages once, then calls them clean.
+        """
+        try:
+            with writing(self.out, "making it durable", self.left):
+                for file in self._files.values():
+                    os.fdatasync(file)
+        except OutputError as error:
+            self._lost = error
+        if self._lost:
+            raise self._lost
 
     def add_file(self, name: str, content: bytes) -> None:
         """Write a whole side file durably."""
+        with writing(self.out, f"writing {name}", self.left):
+            self._add_file(name, content)
+        self._added.append(name)
+
+    def _add_file(self, name: str, content: bytes) -> None:
         file = os.open(self.work / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             _write_all(file, memoryview(content), 0)
@@ -139,16 +200,22 @@ class FolderSink:
             os.close(file)
 
     def artifact_files(self) -> list[Path]:
-        """Return every file written so far that is part of the artifact."""
-        return [path for path in self.work.iterdir() if path.name not in OWN]
+        """Return every file of the artifact that this run has written, or found finished.
+
+        Not what happens to lie there: a killed run may have left its receipt.
+        """
+        return [self.work / name for name in (*self._files, *self._added)]
 
     def commit(self) -> None:
         """Make everything durable and give it its final name."""
         self.sync()
-        for file in OWN:
-            (self.work / file).unlink(missing_ok=True)
-        sync_folder(self.work)
-        _replace(self.work, self.out)
+        with writing(self.out, "giving it its name", self.left):
+            for file in (JOURNAL, NEW_JOURNAL):
+                (self.work / file).unlink(missing_ok=True)
+            sync_folder(self.work)
+            _replace(self.work, self.out)
+            # last: without it another conversion would take the folder for an abandoned one
+            (self.out / LOCK).unlink()
         self.close()
 
     def discard(self) -> None:

@@ -9,7 +9,6 @@ A level includes those above it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import MAX_NAME, Checkpoint, open_checkpoint
 from formats.gguf_checkpoint import whole_path
+from formats.json_file import read_object
+from formats.tensor import FormatError
 from quant.measure import Error
 from quant.scheme import KEEP
 from qwen35_convert.census import scheme_of, structure_failures
@@ -151,7 +152,11 @@ def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     path = artifact.folder / _receipt_of(artifact)
     if not path.is_file():
         return
-    listed = json.loads(path.read_bytes())["output"]["files"]
+    try:
+        listed = _listed_files(path)
+    except FormatError as error:
+        yield Failure(path.name, f"is no receipt: {error}")
+        return
     present = {
         name: artifact.folder / name for name in listed if (artifact.folder / name).is_file()
     }
@@ -160,8 +165,21 @@ def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     for name, said in listed.items():
         if name not in hashes:
             yield Failure(name, "is in the receipt, but is not there")
-        elif hashes[name] != said["sha256"]:
+        elif hashes[name] != said:
             yield Failure(name, "is not the file that the receipt describes (SHA-256 differs)")
+
+
+def _listed_files(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file by its name. FormatError for what is no receipt."""
+    output = read_object(path).get("output")
+    files = output.get("files") if isinstance(output, dict) else None
+    if not isinstance(files, dict):
+        raise FormatError("it lists no files")
+    for name, said in files.items():
+        plain = Path(name).name == name and len(name) <= MAX_NAME
+        if not plain or not isinstance(said, dict) or not isinstance(said.get("sha256"), str):
+            raise FormatError(f"{name!r:.120} is no file of this folder")
+    return {name: said["sha256"] for name, said in files.items()}
 
 
 def _receipt_of(artifact: Checkpoint) -> str:
