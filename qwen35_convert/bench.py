@@ -34,7 +34,7 @@ class Sweep:
 
     device       cuda or cpu
     dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
-    peer         another engine to run on the same weights: transformers
+    peer         another engine to run on the same weights: transformers, fla, vllm
     """
 
     prefill: tuple[int, ...] = BenchSweep().prefill
@@ -107,8 +107,9 @@ def run_bench(
         points.append(rig.measure(what, size, sweep.context))
     if peer is not None:
         del rig, model
+        torch.cuda.empty_cache()
         points = list(peer(checkpoint, points, sweep.device))
-    return Bench(checkpoint.name, device, points, sweep.peer, _versions())
+    return Bench(checkpoint.name, device, points, sweep.peer, _versions(sweep.peer))
 
 
 def _steps(sweep: Sweep) -> Iterator[tuple[str, int]]:
@@ -181,8 +182,12 @@ def _peer(sweep: Sweep) -> Peer | None:
     return find_peer(sweep.peer)
 
 
-def _versions() -> dict[str, str]:
-    packages = ("torch", "triton")
+def _versions(peer: str | None) -> dict[str, str]:
+    from qwen35_convert.peers import PACKAGES
+
+    packages = ["torch", "triton"]
+    if peer is not None:  # transformers runs FLA's kernels wherever they are
+        packages += ["transformers", *PACKAGES.values()] if peer != "vllm" else ["vllm"]
     found = {"qwen35": version()}
     for package in packages:
         try:

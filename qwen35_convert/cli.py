@@ -230,7 +230,8 @@ def bench(
     context: Annotated[int, typer.Option(help="Tokens of each while decoding.")] = 4096,
     device: Annotated[str, typer.Option(help="cuda or cpu (the reference path).")] = "cuda",
     peer: Annotated[
-        str | None, typer.Option(help="Time it beside on the same weights: transformers.")
+        str | None,
+        typer.Option(help="Time it beside on the same weights: transformers, fla or vllm."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the roofline (png, svg, pdf).")

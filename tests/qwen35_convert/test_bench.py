@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
 from qwen35_convert.bench import Bench, Point
 from qwen35_convert.missing import MissingError
+from qwen35_convert.peers import run_fla, run_vllm
 from qwen35_convert.recipe import RecipeError
 from qwen35_convert.roofline import draw_roofline
 from qwen35_convert.work import count_work
@@ -108,6 +110,47 @@ def test_a_peer_that_is_unknown_or_missing_is_said(nano, monkeypatch):
     monkeypatch.setattr("qwen35_convert.peers.find_spec", lambda _: None)
     with pytest.raises(MissingError, match="not installed"):
         api.bench(nano, api.Sweep((), (1,), 8, "cpu", peer="transformers"))
+
+
+VLLM = """
+import time
+
+class SamplingParams:
+    def __init__(self, *, temperature, max_tokens, ignore_eos, detokenize):
+        assert (temperature, ignore_eos, detokenize) == (0.0, True, False)
+        self.max_tokens = max_tokens
+
+class LLM:
+    def __init__(self, *, model, max_model_len, max_num_seqs, enable_prefix_caching, **others):
+        assert not enable_prefix_caching
+        if max_num_seqs > 8:
+            raise MemoryError("no room for so many")
+        self.longest = max_model_len
+
+    def generate(self, prompts, wanted, use_tqdm):
+        count = len(prompts[0]["prompt_token_ids"])
+        assert count + wanted.max_tokens <= self.longest
+        time.sleep(0.002 * count + 0.001 * (wanted.max_tokens - 1) * len(prompts))
+"""
+
+
+def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(VLLM)  # the engine is no package that a CPU can have
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    checkpoint = open_checkpoint(nano)
+    point = Point("decode", 2, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
+    points = [point, replace(point, what="prefill", batch=1, tokens=50)]
+    decode, prefill = run_vllm(checkpoint, points, "cuda")
+    assert decode.peer_ms == pytest.approx(2.0, rel=0.5)  # a millisecond for each of two sequences
+    assert prefill.peer_ms == pytest.approx(100.0, rel=0.5)
+    with pytest.raises(MissingError, match="no room for so many"):
+        list(run_vllm(checkpoint, [replace(point, batch=9)], "cuda"))
+
+
+def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
+    for run in (run_vllm, run_fla):
+        with pytest.raises(RecipeError, match="runs on cuda only"):
+            list(run(open_checkpoint(nano), [], "cpu"))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
