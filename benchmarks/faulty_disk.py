@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qwen35_convert import sink
+
 CALLS = ("pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "rename", "replace",
          "unlink", "rmdir", "mkdir")  # fmt: skip
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -36,6 +38,7 @@ class Disk:
         for name in CALLS:
             setattr(os, name, self._wrap(getattr(os, name)))
         os.open = self._wrap(os.open, lambda _, flags, *rest: flags & CHANGING)
+        sink.exchange = self._wrap(sink.exchange)
         opened = io.open
 
         def open_file(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:

@@ -7,6 +7,7 @@ conversion runs, keeps the journal, and stays after an interruption for the next
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -22,6 +23,7 @@ from qwen35_convert.receipt import RECEIPT
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"
 OWN = (LOCK, JOURNAL, NEW_JOURNAL)
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 class OutputError(ValueError):
@@ -128,7 +130,11 @@ class FolderSink:
     def _clear(self, kept: Collection[str]) -> None:
         with writing(self.out, "removing what an earlier run left", self.left):
             for path in self.work.iterdir():
-                if path.name not in kept:
+                if path.name in kept:
+                    continue
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
                     path.unlink()
 
     def is_whole(self) -> bool:
@@ -256,11 +262,31 @@ def sync_folder(path: Path) -> None:
 
 
 def _replace(work: Path, out: Path) -> None:
-    """Rename `work` to `out`; an old `out` is moved aside first and removed last."""
-    old = out.with_name(f".{out.name}.qwen35-old")
-    if out.is_dir() and any(out.iterdir()):
+    """Give `work` the name `out`: at every moment there is the old `out` or the new one."""
+    if not out.is_dir() or not any(out.iterdir()):
+        work.rename(out)
+    elif not exchange(work, out):  # this file system cannot: for a moment there is neither
+        old = out.with_name(f".{out.name}.qwen35-old")
         shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
-    work.rename(out)
+        try:
+            work.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
+        old.rename(work)
     sync_folder(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)  # what was there before
+
+
+def exchange(a: Path, b: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot. OSError."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(b))

@@ -23,7 +23,7 @@ from formats.tensor import FormatError
 from quant.scheme import QuantError
 from qwen35_convert import api
 from qwen35_convert.recipe import RecipeError, read_recipe
-from qwen35_convert.sink import OutputError, partial_of
+from qwen35_convert.sink import OutputError, exchange, partial_of
 from tests.checkpoints import (
     dense,
     hub_config,
@@ -274,6 +274,40 @@ def test_overwrite_replaces_a_model(tmp_path):
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"), overwrite=True)
     assert "quantization_config" in config_of(tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
+    source, out = dense(tmp_path / "in"), tmp_path / "out"
+    api.convert(source, out, read_recipe("bf16-split"))
+    (out / "notes").mkdir()
+    before = {path.name: path.stat().st_ino for path in out.iterdir()}
+    monkeypatch.setattr("qwen35_convert.sink.exchange", lambda *_: False)  # as on NFS
+    rename = Path.rename
+
+    def fail(self, target):
+        if Path(target) == out and self.name.endswith("partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail)
+        with pytest.raises(OutputError, match="giving it its name"):
+            api.convert(source, out, read_recipe("fp8-block"), overwrite=True)
+    assert {path.name: path.stat().st_ino for path in out.iterdir()} == before
+    api.convert(source, out, read_recipe("fp8-block"), overwrite=True)
+    assert "quantization_config" in config_of(out)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_two_names_are_swapped_in_one_step_or_not_at_all(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    with pytest.raises(OSError, match="No such file"):
+        exchange(a, b)
+    b.write_text("b")
+    if exchange(a, b):
+        assert a.read_text() == "b"
+        assert b.is_dir()
 
 
 @pytest.mark.parametrize("out", ["in", "in/out", "."])
