@@ -7,7 +7,7 @@ code of a checkpoint is run: side files are copied by an allow-list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,8 @@ from formats.tensor import FormatError, TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from formats.remote import Index, Remote
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -72,6 +74,7 @@ class Checkpoint:
     sides  side files that are not files: what a GGUF's metadata hold; None: they are in `folder`
     gguf   the tensors come from GGUF files
     name   what people call the model: the folder's name, or the repository's
+    remote what reads the bytes, if the files are not on this machine
     """
 
     folder: Path
@@ -83,6 +86,7 @@ class Checkpoint:
     sides: Mapping[str, bytes] | None = None
     gguf: bool = False
     name: str = ""
+    remote: Remote | None = None
     _touched: int = field(default=0, init=False, repr=False)
 
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -94,8 +98,29 @@ class Checkpoint:
         return {name: self.files[file].infos[name] for name, file in self.where.items()}
 
     def read(self, name: str) -> Tensor:
-        """Return a view on a stored tensor."""
+        """Return a view on a stored tensor; on the meta device if its bytes are not here yet."""
         return self.files[self.where[name]].read(name)
+
+    def load(self, name: str, data: Tensor, index: Index) -> Tensor:
+        """Return rows of `data`, cut out of the stored tensor `name`, with their bytes."""
+        if self.remote is None or not data.is_meta:
+            return data[index]
+        return self.remote.load(name, data, index)
+
+    def is_far(self, path: Path) -> bool:
+        """Tell whether a file that a conversion reads is not on this machine."""
+        return self.remote is not None and path.parent == self.folder
+
+    def identity(self, path: Path) -> tuple[str, int, str]:
+        """Return name, size and what changes with a file: its hash on the hub, or its time here."""
+        if self.remote is not None and self.is_far(path):
+            return path.name, *self.remote.identity[path.name]
+        status = path.stat()
+        return path.name, status.st_size, str(status.st_mtime_ns)
+
+    def proven(self, atoms: Iterable[Atom]) -> bool:
+        """Tell whether what these atoms were made from is known to be right; here, it always is."""
+        return self.remote is None or self.remote.proven(_stored_names(atoms))
 
     def release(self, nbytes: int) -> None:
         """Say that so many mapped bytes have been read: every 32 MB all pages are given back.
@@ -143,13 +168,17 @@ class Checkpoint:
 
     def files_of(self, atoms: Iterable[Atom]) -> list[Path]:
         """Return the files that hold these atoms and their scales, in a fixed order."""
-        stored = {name for atom in atoms for name in (atom.stored, atom.scale) if name}
-        return [self.files[file].path for file in sorted({self.where[name] for name in stored})]
+        held = {self.where[name] for name in _stored_names(atoms)}
+        return [self.files[file].path for file in sorted(held)]
 
     def position(self, name: str) -> tuple[str, int]:
         """Return the file that holds a stored tensor and where it begins."""
         file = self.where[name]
         return file, self.files[file].ranges[name][0]
+
+
+def _stored_names(atoms: Iterable[Atom]) -> set[str]:
+    return {name for atom in atoms for name in (atom.stored, atom.scale) if name}
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -173,24 +202,36 @@ def _open(path: Path) -> Checkpoint:
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise FormatError(f"{folder}: config.json is missing")
-    raw = read_object(config_path)
-    _refuse_method(raw)
-    config = read_config(raw)
+    config = check_config(read_object(config_path))
     names, index = _choose_files(folder, only)
     _check_sides(folder)
     _check_links(folder, {"config.json", INDEX, *SIDE_FILES, *names} - {only})
     files = {name: SafetensorsFile(folder / name) for name in names}
+    opened = assemble(folder, config, files, index)
+    strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in files)
+    why = "is not in the index; it is not used" if index else "is not used"
+    opened.notes += [f"{name} {why}" for name in strays]
+    opened.name = folder.resolve().name
+    return opened
+
+
+def check_config(raw: dict[str, Any]) -> Config:
+    """Return what a config.json says; refuse by name what another quantiser wrote."""
+    _refuse_method(raw)
+    return read_config(raw)
+
+
+def assemble(
+    folder: Path, config: Config, files: Mapping[str, SafetensorsFile], index: dict[str, str] | None
+) -> Checkpoint:
+    """Return the checkpoint of these opened files; FormatError if the index is not about them."""
     notes = [
         f"{name}: {stub} is an empty stub; it is dropped"
         for name, file in files.items()
         for stub in file.header.stubs
     ]
     where, more = _place(files, index)
-    strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in files)
-    why = "is not in the index; it is not used" if index else "is not used"
-    notes += more + [f"{name} {why}" for name in strays]
-    indexed, name = index is not None, folder.resolve().name
-    return Checkpoint(folder, config, files, where, indexed, notes, name=name)
+    return Checkpoint(folder, config, files, where, index is not None, notes + more)
 
 
 def _locate(path: Path) -> tuple[Path, str | None]:
@@ -264,7 +305,7 @@ def _choose_files(folder: Path, only: str | None) -> tuple[list[str], dict[str, 
     if only is not None:
         return [only], None
     if (folder / INDEX).is_file():
-        index = _read_index(folder / INDEX)
+        index = check_index(read_object(folder / INDEX), lambda name: (folder / name).is_file())
         return sorted(set(index.values())), index
     if (folder / SINGLE).is_file():
         return [SINGLE], None
@@ -285,26 +326,26 @@ def _refuse_no_weights(folder: Path) -> NoReturn:
     raise FormatError(f"{folder}: there is no .safetensors file")
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    weight_map = read_object(path).get("weight_map")
+def check_index(raw: dict[str, Any], exists: Callable[[str], bool]) -> dict[str, str]:
+    """Return tensor -> file as an index says; FormatError for a name that is no file's here."""
+    weight_map = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(f"{path.name}: weight_map is missing or empty")
+        raise FormatError(f"{INDEX}: weight_map is missing or empty")
     for name, file in weight_map.items():
         if not name.isprintable():
-            raise FormatError(f"{path.name}: {name!r} is no name of a tensor")
+            raise FormatError(f"{INDEX}: {name!r} is no name of a tensor")
         plain = isinstance(file, str) and Path(file).name == file and "\\" not in file
         if not plain or len(file) > MAX_NAME or not file.endswith(".safetensors"):
             raise FormatError(
-                f"{path.name}: {name} is in {file!r:.120}, "
-                "expected a .safetensors file of this folder"
+                f"{INDEX}: {name} is in {file!r:.120}, expected a .safetensors file of this folder"
             )
-        if not (path.parent / file).is_file():
-            raise FormatError(f"{path.name}: {name} is in {file!r}, which does not exist")
+        if not exists(file):
+            raise FormatError(f"{INDEX}: {name} is in {file!r}, which does not exist")
     return weight_map
 
 
 def _place(
-    files: dict[str, SafetensorsFile], index: dict[str, str] | None
+    files: Mapping[str, SafetensorsFile], index: dict[str, str] | None
 ) -> tuple[dict[str, str], list[str]]:
     """Return tensor -> file, and notes on copies that are not used."""
     if index is None:
@@ -316,7 +357,7 @@ def _place(
     return where, list(_unused(files, index))
 
 
-def _place_without_index(files: dict[str, SafetensorsFile]) -> dict[str, str]:
+def _place_without_index(files: Mapping[str, SafetensorsFile]) -> dict[str, str]:
     where: dict[str, str] = {}
     for file, opened in files.items():
         for name in opened.header.infos:
@@ -329,7 +370,7 @@ def _place_without_index(files: dict[str, SafetensorsFile]) -> dict[str, str]:
     return where
 
 
-def _unused(files: dict[str, SafetensorsFile], index: dict[str, str]) -> Iterator[str]:
+def _unused(files: Mapping[str, SafetensorsFile], index: dict[str, str]) -> Iterator[str]:
     for file, opened in files.items():
         for name in opened.header.infos:
             if name not in index:

@@ -55,15 +55,20 @@ def read_header(path: Path) -> Header:
     try:
         size = _size_of(path)
         with path.open("rb") as file:
-            length = _header_length(path.name, size, file.read(8))
+            length = header_length(path.name, size, file.read(8))
             text = file.read(length)
     except OSError as error:
         raise FormatError(f"{path.name} cannot be read: {error.strerror}") from None
-    entries = parse_object(text, f"{path.name}: the header")
+    return parse_header(path.name, text, size)
+
+
+def parse_header(name: str, text: bytes, size: int) -> Header:
+    """Return what the JSON of a header says, checked; `name` and `size` are the file's."""
+    entries = parse_object(text, f"{name}: the header")
     metadata = entries.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise FormatError(f"{path.name}: __metadata__ is not an object of strings")
-    return _check_entries(path.name, entries, metadata, data_start=8 + length, size=size)
+        raise FormatError(f"{name}: __metadata__ is not an object of strings")
+    return _check_entries(name, entries, metadata, data_start=8 + len(text), size=size)
 
 
 def _size_of(path: Path) -> int:
@@ -74,7 +79,8 @@ def _size_of(path: Path) -> int:
     return status.st_size
 
 
-def _header_length(name: str, size: int, first: bytes) -> int:
+def header_length(name: str, size: int, first: bytes) -> int:
+    """Return the bytes of the JSON, as the first 8 bytes of a file of `size` say."""
     if len(first) < 8:
         raise FormatError(f"{name} has {size} bytes, expected a safetensors file (8 at least)")
     length = int(struct.unpack("<Q", first)[0])

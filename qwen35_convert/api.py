@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from formats.checkpoint import INDEX, Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.tensor import FormatError
 from quant.scheme import QuantError
 from qwen35_convert.bench import Bench, Sweep, run_bench
-from qwen35_convert.fetch import Fetched, fetch, parse_repo
+from qwen35_convert.fetch import Fetched, FetchError, fetch, parse_repo
 from qwen35_convert.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.generation import Prompt, generate_text
 from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
@@ -34,14 +34,15 @@ from qwen35_convert.progress import quiet, rows_bar
 from qwen35_convert.receipt import (
     Origin,
     describe_files,
-    dump_json,
     make_receipt,
     receipt_name,
     version,
 )
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
 from qwen35_convert.run import Effort, run
+from qwen35_convert.side_files import add_side_files
 from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out, writing
+from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text import DEFAULT
 from qwen35_convert.verify import Checks, Report
 from qwen35_convert.verify import verify as verify_artifact
@@ -86,29 +87,21 @@ def default_workers() -> int:
     return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
-def open_source(source: str | Path, *, progress: bool = False) -> tuple[Checkpoint, Origin]:
-    """Open a folder, a file, or `owner/name[@revision]` on the hub (fetched first)."""
-    named = None if isinstance(source, Path) else parse_repo(source)
-    if named is None:
-        return open_checkpoint(Path(source)), Origin()
-    fetched = fetch(*named, progress=progress)
-    hashes = {name: digest for name, (_, digest) in fetched.files.items()}
-    opened = open_checkpoint(fetched.path)
-    opened.name = fetched.repo.rsplit("/", 1)[-1]
-    return opened, Origin(fetched.repo, fetched.revision, hashes)
-
-
 def inspect(source: str | Path) -> Inspection:
-    """Return what a checkpoint is, from its headers."""
-    return inspect_checkpoint(open_source(source)[0], str(source))
+    """Return what a checkpoint is, from its headers; of one on the hub nothing else is fetched."""
+    return inspect_checkpoint(open_headers(source), str(source))
 
 
 def plan(
     source: str | Path, recipe: Recipe | None = None, *, overrides: tuple[str, ...] = (),
-    out: str | Path = "model",
+    out: str | Path = "model", stream: bool = False,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a conversion to `out`; nothing is written."""
-    opened, _ = open_source(source)
+    """Return the plan of a conversion to `out`; nothing is written.
+
+    Of a source on the hub come headers and the few values that planning looks at, by ranges; or the
+    cache's copy is used, unless `stream` is asked for.
+    """
+    opened = open_headers(source, stream=stream)
     return _plan(opened, recipe or default_recipe(opened, overrides, out=out), Path(out))
 
 
@@ -171,6 +164,7 @@ class Options(TypedDict, total=False):
     verify     compare with the source after writing (default)
     progress   show bars on stderr
     on_plan    called with the plan before anything is read
+    stream     read a source on the hub by ranges, without a copy on the disk
     """
 
     overrides: tuple[str, ...]
@@ -180,6 +174,7 @@ class Options(TypedDict, total=False):
     verify: bool
     progress: bool
     on_plan: Callable[[Plan], object]
+    stream: bool
 
 
 def convert(
@@ -191,7 +186,8 @@ def convert(
     """
     out = Path(out)
     _check_device(options.get("device", "cpu"))
-    opened, origin = open_source(source, progress=options.get("progress", False))
+    progress, stream = options.get("progress", False), options.get("stream", False)
+    opened, origin = open_source(source, progress=progress, stream=stream)
     overwrite = options.get("overwrite", False)
     if not is_gguf(out):
         origin_path = opened.read_files()[0] if opened.gguf else opened.folder
@@ -283,7 +279,7 @@ def _write(
         _check_still_free(sink, overwrite=options.get("overwrite", False))
         source_files = _fill(job, source, origin, sink, options)
         if job.config:
-            _add_side_files(job, source, sink)
+            add_side_files(job, source, sink)
         report = None
         if options.get("verify", True):
             checks = replace(checks_of(job.recipe, workers), weights=job.weights)
@@ -297,6 +293,9 @@ def _write(
         sink.commit()
     except (QuantError, FormatError):
         sink.discard()
+        raise
+    except FetchError as error:
+        error.left = sink.left
         raise
     finally:
         sink.close()
@@ -328,7 +327,10 @@ def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
 def _fill(
     job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, options: Options
 ) -> dict[str, Any]:
-    """Write all tensors; meanwhile hash the source, and return its files."""
+    """Write all tensors; meanwhile hash the source, and return its files.
+
+    A stream is hashed as it comes, unless it is read in part.
+    """
     journal = Journal(sink.work / JOURNAL, _digest(job, source), sink.left)
     if journal.resume():
         if not sink.is_whole():
@@ -343,15 +345,25 @@ def _fill(
     shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
-        files = job.read_files(source)
-        hashes = hasher.submit(describe_files, files, workers, origin.hashes, stop)
+        near = [path for path in job.read_files(source) if not source.is_far(path)]
+        hashes = hasher.submit(describe_files, near, workers, origin.hashes, stop)
         try:
+            if source.remote is not None and job.recipe.only is None:
+                source.remote.begin()
             run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
-            return hashes.result()
+            return _describe_far(job, source) | hashes.result()
         except OSError as error:
             raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
         finally:
             stop.set()
+
+
+def _describe_far(job: Plan, source: Checkpoint) -> dict[str, Any]:
+    """Return the files that are on the hub, with the hashes that were held against the bytes."""
+    if source.remote is None:
+        return {}
+    far = [path for path in job.read_files(source) if source.is_far(path)]
+    return source.remote.describe(far, source.files_of(row.atom for row in job.rows))
 
 
 def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
@@ -360,19 +372,6 @@ def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
             f"{sink.out}: an unfinished conversion of another source or recipe is in {sink.work}\n"
             "  fix   finish it with its own recipe, or add --overwrite to discard it"
         )
-
-
-def _add_side_files(job: Plan, source: Checkpoint, sink: FolderSink) -> None:
-    for name in source.side_names:
-        sink.add_file(name, source.side(name) or b"")
-    sink.add_file("config.json", dump_json(job.config))
-    sink.add_file(INDEX, dump_json(_index(job)))
-
-
-def _index(job: Plan) -> dict[str, Any]:
-    where = {info.name: shard.name for shard in job.shards for info in shard.infos}
-    total = sum(info.nbytes for shard in job.shards for info in shard.infos)
-    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
 
 
 __all__ = [

@@ -42,6 +42,9 @@ Workers = Annotated[
 Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Read from the hub by ranges: no copy on the disk.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -92,6 +95,7 @@ def convert(
     plan: PlanOnly = False,
     workers: Workers = None,
     device: Device = "cpu",
+    stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
     json: Json = False,
@@ -105,7 +109,7 @@ def convert(
     changes = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
     chosen = read_recipe(recipe, changes) if recipe else None
     options: Options = {
-        "overrides": changes, "workers": workers, "device": device,
+        "overrides": changes, "workers": workers, "device": device, "stream": stream,
         "overwrite": overwrite, "verify": not no_verify,
     }  # fmt: skip
     _convert(source, out, chosen, options, plan=plan, json=json)
@@ -120,6 +124,7 @@ def quantize(
     plan: PlanOnly = False,
     workers: Workers = None,
     device: Device = "cpu",
+    stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
     json: Json = False,
@@ -131,7 +136,8 @@ def quantize(
     from qwen35_convert.api import quantize_recipe
 
     options: Options = {
-        "workers": workers, "device": device, "overwrite": overwrite, "verify": not no_verify,
+        "workers": workers, "device": device, "stream": stream, "overwrite": overwrite,
+        "verify": not no_verify,
     }  # fmt: skip
     recipe = quantize_recipe(scheme, tuple(set_ or ()))
     _convert(source, out, recipe, options, plan=plan, json=json)
@@ -143,8 +149,9 @@ def _convert(
     from qwen35_convert import api, report
 
     if plan:
-        overrides = options.get("overrides", ())
-        _print_plan(api.plan(source, recipe, overrides=overrides, out=out), json=json)
+        overrides, stream = options.get("overrides", ()), options.get("stream", False)
+        made = api.plan(source, recipe, overrides=overrides, out=out, stream=stream)
+        _print_plan(made, json=json)
         return
     shown: Options = {"progress": True, "on_plan": report.print_notes}
     done = api.convert(source, out, recipe, **(options | shown))

@@ -110,7 +110,7 @@ class Plan:
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""
         read = {*source.read_files(), *self.read_files(source)}
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(read)]
+        files = [source.identity(path) for path in sorted(read)]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
         said = [self.recipe.model_dump(mode="json"), self.config, headers, files]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

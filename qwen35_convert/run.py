@@ -87,6 +87,9 @@ def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effo
         for thread in threads:
             thread.start()
         _collect(work, journal, sink, effort.advance)
+    except BaseException:
+        work.interrupt()
+        raise
     finally:
         work.stop.set()
         for thread in threads:
@@ -136,6 +139,20 @@ class _Work:
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
 
+    def proven(self, index: int) -> bool:
+        """Tell whether the row was made from bytes that are known to be right."""
+        return self._source.proven([self._plan.rows[index].atom])
+
+    def finish(self) -> None:
+        """Prove what the rows were made from, where that is still open."""
+        if self._source.remote is not None:
+            self._source.remote.finish()
+
+    def interrupt(self) -> None:
+        """Wake threads that wait for a source far away."""
+        if self._source.remote is not None:
+            self._source.remote.interrupt()
+
     def _hand_over(self, result: int | BaseException) -> None:
         while not self.stop.is_set():
             try:
@@ -158,16 +175,20 @@ def _collect(
             finished.add(result)
             advance()
             if time.monotonic() - last > JOURNAL_SECONDS:
-                _record(finished, journal, sink)
-                finished, last = set(), time.monotonic()
+                _record(finished, work, journal, sink)
+                last = time.monotonic()
+        work.finish()
     finally:
-        _record(finished, journal, sink)
+        _record(finished, work, journal, sink)
 
 
-def _record(finished: set[int], journal: Journal, sink: FolderSink) -> None:
-    if finished:
+def _record(finished: set[int], work: _Work, journal: Journal, sink: FolderSink) -> None:
+    """Make rows durable and journal them, and take them out of `finished`; unproven ones wait."""
+    proven = {index for index in finished if work.proven(index)}
+    if proven:
         sink.sync()
-        journal.append(finished)
+        journal.append(proven)
+        finished -= proven
 
 
 def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:

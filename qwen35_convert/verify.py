@@ -130,8 +130,10 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
         checks.progress(name)
         return result
 
-    with ThreadPoolExecutor(max_workers=checks.workers) as pool:
-        return list(pool.map(one, names))
+    order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
+    with ThreadPoolExecutor(max_workers=checks.workers) as pool:  # in the order of the source
+        found = dict(zip(order, pool.map(one, order), strict=True))
+    return [found[name] for name in names]
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
     for value in values:
         num_rows = value.shape[0]
         for first, last in value.chunks():
-            part = value.exact(first, last) if decode else value.data[first:last]
+            part = value.exact(first, last) if decode else value.stored(slice(first, last))
             out[start + first : start + last].copy_(part)
         value.release(0, num_rows)
         start += num_rows

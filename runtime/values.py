@@ -33,6 +33,8 @@ from formats.tensor import DTYPE_BYTES, TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from formats.remote import Index
+
 CHUNK_BYTES = 4 << 20
 BLOCK = 128
 
@@ -42,7 +44,8 @@ class Value:
     """An atom opened for reading.
 
     shape     of the whole
-    data      its rows as stored; of ggml's blocks the bytes, [R, bytes of a row]
+    data      its rows as stored; of ggml's blocks the bytes, [R, bytes of a row]. Without bytes
+              (torch's meta device) if those are elsewhere: `stored` brings them
     scale     for FP8 the scale of each row
     blocks    what is stored, if the rows are blocks of a ggml type; None: they are numbers
     order     which stored row comes to each place; None: as they are
@@ -74,18 +77,23 @@ class Value:
         return self._take(index if self.order is None else self.order[index])
 
     def _take(self, index: slice | Tensor) -> Tensor:
-        import torch
-
         if self.blocks is not None:
             from quant.ggml import decode
 
-            part = decode(self.blocks.dtype, self.data[index], self.blocks.shape[-1])
-        elif self.scale is None:
-            part = self.data[index]
+            part = decode(self.blocks.dtype, self.stored(index), self.blocks.shape[-1])
         else:
-            codes = self.data.view(torch.uint8)[index].view(self.data.dtype)
-            part = decode_rows(codes, self.scale[index])
+            part = self.stored(index)
+            part = part if self.scale is None else decode_rows(part, self.scale[index])
         return apply_all(self.late, part)
+
+    def stored(self, index: Index) -> Tensor:
+        """Return rows as they are stored."""
+        import torch
+
+        if self.scale is None:
+            return self.source.load(self.atom.stored, self.data, index)
+        codes = self.source.load(self.atom.stored, self.data.view(torch.uint8), index)
+        return codes.view(self.data.dtype)
 
     def all(self) -> Tensor:
         """Return the whole atom."""
@@ -113,6 +121,8 @@ def open_value(source: Checkpoint, atom: Atom, ops: Sequence[Op] = ()) -> Value:
     """Open an atom for reading by rows (its leading axis), after further operations if given."""
     stored, info = source.read(atom.stored), source.infos()[atom.stored]
     views, moves, late = _by_kind((*atom.ops, *ops))
+    if any(isinstance(op, Regroup) for op in views):  # which copies, so that it needs the bytes
+        stored = source.load(atom.stored, stored, ...)
     data = apply_all(views, stored)
     scale = None
     if atom.scale is not None:
@@ -120,6 +130,7 @@ def open_value(source: Checkpoint, atom: Atom, ops: Sequence[Op] = ()) -> Value:
         codes = apply_all(views[:lead], stored)
         scale = source.read(atom.scale)
         scale = apply_all(views[:lead], scale) if scale.dim() > 1 else scale
+        scale = source.load(atom.scale, scale, ...)
         scale = apply_all(views[lead:], _scale_of_rows(codes, scale))
     blocks = None if info.dtype in DTYPE_BYTES else info
     shape = shape_after(tuple(ops), atom.shape)

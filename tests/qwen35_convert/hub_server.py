@@ -20,6 +20,7 @@ import struct
 import threading
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _CDN = re.compile(r"/cdn/([^/]+/[^/]+)/([0-9a-f]{40})/(.+)")
 
 
+@lru_cache(maxsize=1024)
 def git_id(data: bytes) -> str:
     """The name git gives to a file's bytes, and the hub's ETag of a small file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
@@ -67,13 +69,35 @@ def checkpoint(seed: int = 0, shards: int = 2) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Fault:
-    """One answer that goes wrong: a status, a body cut after n bytes, or another body."""
+    """One answer that goes wrong; as it stands, one that does not.
+
+    status       this, instead of the file
+    retry_after  with the status
+    cut, reset   the body ends after n bytes: by a closed connection, or by a broken one
+    body         another file
+    flip         another byte at this place of the answer
+    grow         n bytes more than asked for, or fewer
+    whole        the whole file, whatever range was asked for
+    headers      other headers
+    at           only an answer that holds this byte of the file; others pass by, and do not count
+    """
 
     status: int = 0
     retry_after: str = ""
     cut: int = -1
     reset: bool = False
     body: bytes | None = None
+    flip: int = -1
+    grow: int = 0
+    whole: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    at: int = -1
+
+    def spoil(self, body: bytes) -> bytes:
+        """Return what is sent instead of `body`."""
+        if 0 <= self.flip < len(body):
+            body = body[: self.flip] + bytes([body[self.flip] ^ 1]) + body[self.flip + 1 :]
+        return body[: len(body) + self.grow] if self.grow < 0 else body + bytes(self.grow)
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,7 @@ class Hub:
         self.seen: list[Seen] = []
         self.faults: dict[tuple[str, str], list[Fault]] = defaultdict(list)
         self.after: Callable[[Seen], None] = lambda seen: None
+        self.lock = threading.Lock()
         self._servers = [_Server("hub", self), _Server("cdn", self)]
         self.url, self.cdn = (f"http://127.0.0.1:{s.server_address[1]}" for s in self._servers)
 
@@ -142,6 +167,10 @@ class Hub:
     def fail(self, what: str, name: str, *faults: Fault) -> None:
         """Let the next requests go wrong: "api" of a repo, or "HEAD" or "GET" of a file."""
         self.faults[what, name] += faults
+
+    def heal(self) -> None:
+        """Take back what has not gone wrong yet."""
+        self.faults.clear()
 
     def got(self, method: str = "GET", server: str = "") -> list[str]:
         """Names of the files asked for, in order."""
@@ -215,19 +244,24 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, json.dumps({"error": message}).encode(), headers)
         return ""
 
-    def _fault(self, what: str, name: str) -> Fault | None:
-        faults = self.server.hub.faults.get((what, name))
-        return faults.pop(0) if faults else None
+    def _fault(self, what: str, name: str, span: range = range(1 << 60)) -> Fault:
+        """Return the next fault, if it is about one of these bytes of the file."""
+        with self.server.hub.lock:
+            faults = self.server.hub.faults.get((what, name))
+            if faults and (faults[0].at < 0 or faults[0].at in span):
+                return faults.pop(0)
+        return Fault()
 
-    def _failed(self, fault: Fault | None) -> bool:
-        if fault is None or not fault.status:
+    def _failed(self, fault: Fault) -> bool:
+        if not fault.status:
             return False
         more = {"Retry-After": fault.retry_after} if fault.retry_after else {}
         self._refuse(fault.status, "", "try later", **more)
         return True
 
     def _info(self, name: str, sha: str) -> None:
-        if self._failed(self._fault("api", name)):
+        fault = self._fault("api", name)
+        if self._failed(fault):
             return
         siblings = []
         for file, data in self.server.hub.repos[name].commits[sha].items():
@@ -236,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
                 row | ({"lfs": _lfs(data) | {"pointerSize": 134}} if _large(file) else {})
             )
         body = {"id": name, "modelId": name, "sha": sha, "siblings": siblings}
-        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"}, fault)
 
     def _tree(self, name: str, sha: str) -> None:
         rows = []
@@ -254,10 +288,12 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": sha, "ETag": f'"{git_id(data)}"'}
         if not _large(file):
             self._body(file, data, headers)
-        elif not self._failed(self._fault("HEAD", file) if self.command == "HEAD" else None):
+            return
+        fault = self._fault("HEAD", file) if self.command == "HEAD" else Fault()
+        if not self._failed(fault):
             linked = {"X-Linked-Etag": f'"{_lfs(data)["sha256"]}"', "X-Linked-Size": str(len(data))}
             target = {"Location": f"{self.server.hub.cdn}/cdn/{name}/{sha}/{file}?Signature=secret"}
-            self._send(302, b"", headers | linked | target)
+            self._send(302, b"", headers | linked | target, fault)
 
     def _cdn(self, path: str) -> None:
         match = _CDN.fullmatch(path)
@@ -267,29 +303,36 @@ class _Handler(BaseHTTPRequestHandler):
         self._body(unquote(file), data, {"ETag": f'"{_lfs(data)["sha256"]}"'})
 
     def _body(self, file: str, data: bytes, headers: dict[str, str]) -> None:
-        fault = self._fault(self.command, file)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        changed = self.headers.get("If-Range", headers["ETag"]) != headers["ETag"]
+        first = int(asked[1]) if asked and not changed else 0
+        stop = (
+            min(int(asked[2]) + 1, len(data)) if asked and asked[2] and not changed else len(data)
+        )
+        fault = self._fault(self.command, file, range(first, stop))
         if self._failed(fault):
             return
-        if fault and fault.body is not None:
-            data = fault.body
-        start = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if start:
-            first = int(start[1])
-            more = {"Content-Range": f"bytes {first}-{len(data) - 1}/{len(data)}"}
-            self._send(206, data[first:], headers | more, fault)
-        else:
+        if fault.body is not None:
+            data, stop = fault.body, len(fault.body)
+        if asked is None or changed or fault.whole:
             self._send(200, data, headers | {"Accept-Ranges": "bytes"}, fault)
+        else:
+            more = {"Content-Range": f"bytes {first}-{stop - 1}/{len(data)}"}
+            self._send(206, data[first:stop], headers | more, fault)
 
     def _send(
         self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault | None = None
     ) -> None:
+        fault = fault or Fault()
+        body = fault.spoil(body)
         self.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():  # type: ignore[operator]
+        length = {"Content-Length": str(len(body))}
+        for key, value in (length | dict(headers) | dict(fault.headers)).items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        if fault is None or fault.cut < 0:
+        if fault.cut < 0:
             self.wfile.write(body)
             return
         self.wfile.write(body[: fault.cut])
@@ -304,5 +347,10 @@ def _large(file: str) -> bool:
     return PurePosixPath(file).suffix in LFS
 
 
+@lru_cache(maxsize=1024)
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def _lfs(data: bytes) -> dict[str, Any]:
-    return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    return {"sha256": _sha256(data), "size": len(data)}

@@ -1,0 +1,65 @@
+"""Where a source is: a folder, a file, or a repository on the hub, which is fetched or streamed.
+
+to convert   fetched first, every byte checked; or streamed: only ranges, no copy on the disk
+to look at   headers only: of the cache's copy of the same commit if it is whole, else by ranges
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint, open_checkpoint
+from qwen35_convert.fetch import fetch, find_cached
+from qwen35_convert.hub import is_offline, open_hub, parse_repo
+from qwen35_convert.receipt import Origin
+from qwen35_convert.recipe import RecipeError
+from qwen35_convert.stream import open_stream
+
+
+def open_source(
+    source: str | Path, *, progress: bool = False, stream: bool = False
+) -> tuple[Checkpoint, Origin]:
+    """Open a folder, a file, or `owner/name[@revision]` on the hub.
+
+    stream  leave the weights on the hub: they are read by ranges as they are asked for. Otherwise
+            the repository is fetched first.
+    """
+    named = _named(source, stream=stream)
+    if named is None:
+        return open_checkpoint(Path(source)), Origin()
+    if stream:
+        streamed, commit = open_stream(*named)
+        return streamed, Origin(named[0], commit)
+    fetched = fetch(*named, progress=progress)
+    hashes = {name: digest for name, (_, digest) in fetched.files.items()}
+    return _open_copy(fetched.path, named[0]), Origin(fetched.repo, fetched.revision, hashes)
+
+
+def open_headers(source: str | Path, *, stream: bool = False) -> Checkpoint:
+    """Open a source to look at it: of one on the hub nothing but headers and side files comes.
+
+    stream  do not look into the cache
+    """
+    named = _named(source, stream=stream)
+    if named is None or is_offline():
+        return open_source(source, stream=stream)[0]
+    repo, revision = named
+    listing = open_hub(repo, revision).listing()
+    folder = None if stream else find_cached(repo, listing)
+    if folder is not None:
+        return _open_copy(folder, repo)
+    return open_stream(repo, revision, listing=listing)[0]
+
+
+def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None:
+    """Return (repo, revision) of a source on the hub, else None."""
+    named = None if isinstance(source, Path) else parse_repo(source)
+    if named is None and stream:
+        raise RecipeError(f"--stream: {str(source)!r} is no repository, expected owner/name")
+    return named
+
+
+def _open_copy(folder: Path, repo: str) -> Checkpoint:
+    opened = open_checkpoint(folder)
+    opened.name = repo.rsplit("/", 1)[-1]
+    return opened

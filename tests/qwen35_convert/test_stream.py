@@ -1,0 +1,372 @@
+"""A checkpoint read by ranges: the bytes of a copy, in constant memory, every one proven."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from formats.safetensors_file import read_header
+from qwen35_convert import api, remote_file, source, stream
+from qwen35_convert.fetch import FetchError, fetch
+from qwen35_convert.hub_files import Entry
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.remote_file import RemoteFile, RemoteFiles
+from qwen35_convert.sink import partial_of
+from tests.checkpoints import hub_config, make_weights, write_checkpoint
+from tests.qwen35_convert.hub_server import Fault, Hub
+
+REPO = "maker/tiny-qwen"
+TOKEN = "hf_" + "s3cr3t" * 5
+BLOCK = 1 << 17
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(source, "open_stream", partial(stream.open_stream, block=BLOCK))
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def publish(hub: Hub, tmp_path: Path) -> Callable[..., dict[str, bytes]]:
+    """Put a model on the hub; return its files."""
+
+    def publish(shards: int = 2, **options: object) -> dict[str, bytes]:
+        config = hub_config(**options)
+        folder = tmp_path / "model"
+        write_checkpoint(folder, config, make_weights(config), shards=shards)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        hub.repo(REPO).commit(files)
+        return files
+
+    return publish
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def asked(hub: Hub) -> int:
+    """Bytes of all ranges that were asked for."""
+    ends = [seen.range.removeprefix("bytes=").split("-") for seen in hub.seen if seen.range]
+    return sum(int(last) - int(first) + 1 for first, last in ends)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("fp8-block", {"sizes": "blocky"}),
+        ("bf16-split", {"sizes": "ragged"}),
+        ("fp8-channel", {"moe": True}),
+    ],
+)
+def test_a_stream_gives_what_a_copy_gives_receipt_included(publish, tmp_path, recipe, options):
+    publish(**options)
+    api.convert(REPO, tmp_path / "streamed", read_recipe(recipe), stream=True)
+    api.convert(REPO, tmp_path / "copied", read_recipe(recipe))
+    assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
+def test_an_fp8_source_is_decoded_from_a_stream(publish, hub, tmp_path):
+    publish(moe=True)
+    api.convert(REPO, tmp_path / "fp8", read_recipe("fp8-block-hub"))
+    hub.repo("maker/fp8").commit(content(tmp_path / "fp8"))
+    for name, by_ranges in (("streamed", True), ("copied", False)):
+        api.convert("maker/fp8", tmp_path / name, read_recipe("bf16-split"), stream=by_ranges)
+    assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
+def test_a_gguf_is_written_from_a_stream(hub, nano, tmp_path):
+    hub.repo("maker/nano").commit(content(nano))
+    for name, by_ranges in (("streamed", True), ("copied", False)):
+        (tmp_path / name).mkdir()
+        recipe = read_recipe("gguf-q8_0")
+        api.convert("maker/nano", tmp_path / name / "nano.gguf", recipe, stream=by_ranges)
+    assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
+def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub, tmp_path):
+    files = publish()
+    size = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
+    api.convert(REPO, tmp_path / "once", stream=True, verify=False, workers=2)
+    once, few = asked(hub), 3 * stream.FIRST_BYTES  # headers, and the norms that planning looks at
+    assert size <= once <= size + few
+    hub.seen.clear()
+    api.convert(REPO, tmp_path / "twice", stream=True, workers=2)
+    assert asked(hub) <= 2 * size + few
+
+
+def test_a_run_goes_on_after_the_files_that_were_proven(publish, hub, tmp_path, monkeypatch):
+    files = publish(shards=3)
+    last = sorted(name for name in files if name.endswith(".safetensors"))[-1]
+    hub.fail("GET", last, *[Fault(503, at=len(files[last]) - 1)] * 40)
+    out = tmp_path / "out"
+    with pytest.raises(FetchError, match=last) as caught:
+        api.convert(REPO, out, stream=True, workers=1, verify=False)
+    assert str(partial_of(out)) in caught.value.left
+    hub.heal()
+    hub.seen.clear()
+    api.convert(REPO, out, stream=True, workers=1, verify=False)
+    whole = {name for name in files if count_blocks(hub, name) > 1}
+    assert whole == {last}, "of the others, nothing but headers and norms"
+
+
+def count_blocks(hub: Hub, name: str) -> int:
+    found = 0
+    for seen in hub.seen:
+        if seen.range and seen.path.endswith(name):
+            first, last = map(int, seen.range.removeprefix("bytes=").split("-"))
+            found += last - first + 1 == BLOCK and first % BLOCK == 0
+    return found
+
+
+def test_a_wrong_byte_leaves_no_row_of_its_file_in_the_journal(publish, hub, tmp_path):
+    files = publish(shards=1)
+    middle = len(files["model.safetensors"]) // 2
+    hub.fail("GET", "model.safetensors", Fault(flip=7, at=middle))
+    with pytest.raises(FetchError, match="not what the hub lists"):
+        api.convert(REPO, tmp_path / "out", stream=True, workers=2)
+    journal = (partial_of(tmp_path / "out") / "journal").read_text().splitlines()
+    assert len(journal) == 1, "nothing but the plan's digest"
+
+
+def test_a_token_never_reaches_the_cdn(publish, hub, tmp_path, monkeypatch):
+    publish()
+    hub.repos[REPO].gated = True
+    hub.tokens.add(TOKEN)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    api.convert(REPO, tmp_path / "out", stream=True, verify=False)
+    assert {s.authorization for s in hub.seen if s.server == "hub"} == {f"Bearer {TOKEN}"}
+    assert {s.authorization for s in hub.seen if s.server == "cdn"} == {""}
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_a_plan_reads_headers_and_norms_only(hub, nano, tmp_path, monkeypatch, out):
+    monkeypatch.setattr(stream, "FIRST_BYTES", 1 << 12)
+    files = content(nano)
+    hub.repo(REPO).commit(files)
+    planned = api.plan(REPO, out=out)
+    assert asked(hub) - sum(map(len, sides(files))) < 0.1 * sum(map(len, files.values()))
+    assert not (tmp_path / "home").exists(), "nothing is written"
+    fetch(REPO, progress=False)
+    hub.seen.clear()
+    assert planned == api.plan(REPO, out=out)
+    assert hub.got() == [], "this time from the cache"
+
+
+def sides(files: dict[str, bytes]) -> list[bytes]:
+    return [data for name, data in files.items() if not name.endswith(".safetensors")]
+
+
+def test_an_inspection_reads_headers_only(publish, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "FIRST_BYTES", 1 << 12)
+    files = publish()
+    found = api.inspect(REPO).as_dict(tensors=True)
+    assert asked(hub) - sum(map(len, sides(files))) < 0.1 * sum(map(len, files.values()))
+    local = api.inspect(tmp_path / "model").as_dict(tensors=True)
+    assert found | {"serving": local["serving"]} == local
+    assert not (tmp_path / "home").exists(), "nothing is written"
+
+
+def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publish, hub):
+    files = publish()
+    cached = fetch(REPO, progress=False).path
+    hub.seen.clear()
+    assert api.inspect(REPO) == api.inspect(REPO)
+    assert hub.got() == [], "only the listing is asked for"
+    (cached / "model.safetensors.index.json").resolve().write_bytes(b"{}")
+    assert api.inspect(REPO).tensors
+    assert hub.got() != []
+    hub.repo(REPO).commit(files | {"README.md": b"another commit"})
+    hub.seen.clear()
+    assert api.plan(REPO).rows
+    assert hub.got() != []
+
+
+def test_offline_the_cache_is_looked_at(publish, hub, monkeypatch):
+    publish()
+    online = api.inspect(REPO)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FetchError, match="offline"):
+        api.inspect(REPO)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    fetch(REPO, progress=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.seen.clear()
+    assert api.inspect(REPO) == online
+    assert hub.seen == []
+
+
+def test_a_header_longer_than_the_first_bytes_is_read_whole(publish, monkeypatch):
+    index = json.loads(publish()["model.safetensors.index.json"])
+    monkeypatch.setattr("qwen35_convert.hub_ranges.OWN_PAGES", 4)
+    for first in (8, 1 << 18, 1 << 20):
+        monkeypatch.setattr(stream, "FIRST_BYTES", first)
+        assert stream.open_stream(REPO)[0].where == index["weight_map"]
+
+
+def test_tensors_without_bytes_cannot_be_computed_with(publish):
+    publish()
+    opened, _ = stream.open_stream(REPO)
+    tensor = opened.read(next(iter(opened.infos())))
+    assert tensor.is_meta
+    with pytest.raises(NotImplementedError):
+        tensor.float().cpu()
+
+
+class Source:
+    """A file of random tensors behind a counting `read_range`, which may hold another file."""
+
+    def __init__(self, folder: Path, block: int, shape: tuple[int, int] = (64, 33)) -> None:
+        self.tensors = {f"t{i}": torch.randn(shape).bfloat16() for i in range(5)}
+        path = folder / "m.safetensors"
+        save_file(self.tensors, path)
+        self.data, self.reads = path.read_bytes(), 0
+        header = read_header(path)
+        start = min(first for first, _ in header.ranges.values())
+        sha256 = hashlib.sha256(self.data).hexdigest()
+        entry = Entry(len(self.data), sha256, None)
+        self.file = RemoteFile(path, header, entry, self.data[:start], self.read, block)
+        where = dict.fromkeys(self.tensors, path.name)
+        identity = {path.name: (entry.size, sha256)}
+        self.files = RemoteFiles({path.name: self.file}, where, identity, {}, lambda: None)
+
+    def read(self, start: int, stop: int) -> bytearray:
+        self.reads += stop - start
+        return bytearray(self.data[start:stop])
+
+    def rows(self, name: str, index: slice | torch.Tensor) -> torch.Tensor:
+        return self.files.load(name, self.file.read(name), index)
+
+
+@given(
+    block=st.integers(1, 5000), seed=st.integers(0, 99),
+    index=st.one_of(
+        st.builds(slice, st.integers(0, 64), st.integers(0, 64)),
+        st.lists(st.integers(0, 63), max_size=20).map(torch.tensor).map(torch.Tensor.long),
+    ),
+)  # fmt: skip
+def test_rows_are_those_of_the_file(tmp_path_factory, block, seed, index):
+    source = Source(tmp_path_factory.mktemp("m"), block)
+    for begin in (False, True):
+        if begin:
+            source.files.begin()
+        name = f"t{seed % 5}"
+        assert torch.equal(source.rows(name, index), source.tensors[name][index])
+    source.files.finish()
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 4]])
+def test_a_file_is_proven_in_any_order_and_with_gaps(tmp_path, order, monkeypatch):
+    monkeypatch.setattr(remote_file, "HELD_BLOCKS", 2)
+    monkeypatch.setattr(remote_file, "AHEAD", 0)
+    source = Source(tmp_path, block=500)
+    source.files.begin()
+    for number in order:
+        source.rows(f"t{number}", slice(0, 64))
+        assert len(source.files._held) <= 2
+    source.files.finish()
+    assert source.files.proven(source.tensors)
+
+
+def test_what_nobody_reads_is_neither_read_nor_claimed(tmp_path):
+    source = Source(tmp_path, block=500)
+    source.files.begin()
+    source.files.finish()
+    assert source.reads == 0
+    described = source.files.describe([source.file.path], [])
+    assert described == {"m.safetensors": {"size": len(source.data), "sha256": None}}
+
+
+def test_another_file_behind_the_same_name_is_seen_at_its_end(tmp_path):
+    source = Source(tmp_path, block=500)
+    source.data = source.data[:-1] + bytes([source.data[-1] ^ 1])
+    source.files.begin()
+    source.rows("t0", slice(0, 64))
+    with pytest.raises(FetchError, match="sha256"):
+        source.files.finish()
+    assert not source.files.proven(["t0"])
+
+
+def test_another_header_than_the_one_that_was_planned_with_is_seen(tmp_path):
+    source = Source(tmp_path, block=500)
+    source.file._head = source.file._head[:-1] + b"!"
+    source.files.begin()
+    with pytest.raises(FetchError, match="another header"):
+        source.rows("t0", slice(0, 64))
+
+
+def test_a_block_that_is_not_the_one_of_before_is_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_file, "HELD_BLOCKS", 1)
+    source = Source(tmp_path, block=500)
+    source.files.begin()
+    source.rows("t0", slice(0, 64))
+    source.files.finish()
+    right = source.data
+    source.data = bytes(len(right))
+    with pytest.raises(FetchError, match="other bytes"):
+        source.rows("t0", slice(0, 64))
+    source.data = right
+    assert torch.equal(source.rows("t0", slice(0, 64)), source.tensors["t0"])
+
+
+def test_a_block_that_two_threads_need_is_read_once(tmp_path):
+    source = Source(tmp_path, block=1 << 20)
+    source.files.begin()
+    go, read = Event(), source.file.read_range
+
+    def slow(start: int, stop: int) -> bytearray:
+        go.wait(10)
+        return read(start, stop)
+
+    source.file.read_range = slow
+    threads = [Thread(target=source.rows, args=(f"t{i}", slice(0, 9))) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    go.set()
+    for thread in threads:
+        thread.join(10)
+    assert source.reads == len(source.data)
+
+
+def test_whoever_waits_for_a_busy_server_is_woken_when_work_is_abandoned():
+    stop, naps = Event(), []
+    stop.set()
+    with pytest.raises(InterruptedError):
+        stream._nap(stop, naps.append, 300.0)
+    assert naps == []
+
+
+def test_a_shard_without_a_hash_can_be_looked_at_but_not_streamed(publish, tmp_path, monkeypatch):
+    publish()
+    monkeypatch.setattr("tests.qwen35_convert.hub_server.LFS", ())
+    assert api.plan(REPO, stream=True).rows
+    with pytest.raises(FetchError, match="no SHA-256"):
+        api.convert(REPO, tmp_path / "out", stream=True)
+
+
+def test_the_receipt_of_a_slice_says_that_its_files_are_not_proven(publish, tmp_path):
+    publish()
+    api.convert(REPO, tmp_path / "out", stream=True, overrides=('only="layers.0.*"',))
+    source = json.loads((tmp_path / "out/qwen35-receipt.json").read_text())["source"]["files"]
+    assert {said["sha256"] for said in source.values()} == {None}
