@@ -27,6 +27,7 @@ fuzz: .venv/ready
 faults: .venv/ready
 	$(BIN)/python -m benchmarks.faults local --count 10000 --what steps writes
 	$(BIN)/python -m benchmarks.faults local --count 240
+	$(BIN)/python -m benchmarks.faults network
 
 lint: .venv/ready
 	$(BIN)/ruff check .

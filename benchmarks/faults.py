@@ -1,14 +1,34 @@
 """All faults: those of this machine (faults_local) and those of the network (faults_network).
 
-Run as `python -m benchmarks.faults local` or `network`, with the options of that module.
+Run as `python -m benchmarks.faults local` or `network`, with the options of that module. Each kind
+of fault gives one JSON line, {"what", "tried", "ok", ...}.
 """
 
 from __future__ import annotations
 
+import json
+import platform
 import runpy
 import sys
+from pathlib import Path
+from typing import Any
 
 KINDS = ("local", "network")
+RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
+
+
+def fault_line(what: str, tried: int, ok: int, seconds: float, **more: Any) -> dict[str, Any]:
+    """Return what is said of one kind of fault."""
+    return {
+        "what": what, "tried": tried, "ok": ok, **more, "seconds": round(seconds, 1),
+        "machine": platform.machine(), "python": platform.python_version(),
+    }  # fmt: skip
+
+
+def record(line: dict[str, Any]) -> None:
+    """Append a line to the results."""
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:

@@ -158,7 +158,7 @@ class Options(TypedDict, total=False):
     """How a conversion runs; only `overrides`, and `verify` in the receipt, change its result.
 
     overrides  KEY=VALUE changes to the default recipe
-    workers    threads (default: cores, at most 8)
+    workers    threads (default: cores, at most 8; for a stream one)
     device     cpu or cuda: where to quantise
     overwrite  replace a model at `out`
     verify     compare with the source after writing (default)
@@ -271,7 +271,7 @@ def _write(
     job: Plan, source: Checkpoint, origin: Origin, out: Path, options: Options
 ) -> Conversion:
     """Write aside, verify what was written, seal it with the receipt, give it its name."""
-    workers = options.get("workers") or default_workers()
+    workers = _workers(source, options)
     sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
     digest = _digest(job, source)
     sink.open()
@@ -300,6 +300,16 @@ def _write(
     finally:
         sink.close()
     return Conversion(out, job, receipt, report)
+
+
+def _workers(source: Checkpoint, options: Options) -> int:
+    """Return the number of threads. A stream has one reader unless more are asked for.
+
+    More of them stand at places further apart than the memory reaches, and read blocks twice; the
+    network is slower than one thread.
+    """
+    alone = 1 if source.remote is not None else default_workers()
+    return options.get("workers") or alone
 
 
 def _digest(job: Plan, source: Checkpoint) -> str:
@@ -340,7 +350,7 @@ def _fill(
         sink.clear()
     sink.create()
     journal.start()
-    workers = options.get("workers") or default_workers()
+    workers = _workers(source, options)
     todo = len(job.rows) - len(journal.done)
     shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
     stop = threading.Event()

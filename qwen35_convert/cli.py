@@ -42,9 +42,8 @@ Workers = Annotated[
 Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
-Stream = Annotated[
-    bool, typer.Option("--stream", help="Read from the hub by ranges: no copy on the disk.")
-]
+Stream = Annotated[bool, typer.Option("--stream",
+    help="Read from the hub by ranges, no copy on the disk; one thread by default.")]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

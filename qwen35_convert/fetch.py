@@ -106,10 +106,15 @@ def _check(path: Path, entry: Entry, *, ours: bool) -> tuple[int, str]:
     raise FetchError(f"{path.name} is not what the hub lists", *wrong, remedy)
 
 
+def _note(folder: Path, name: str) -> Path:
+    """Return where huggingface_hub notes the commit of a file that it put into a folder."""
+    return folder / f".cache/huggingface/download/{name}.metadata"
+
+
 def _refuse_foreign(folder: Path, entries: Mapping[str, Entry]) -> None:
     """Keep a user's own files: huggingface_hub would replace one that differs."""
     for name, entry in entries.items():
-        path, note = folder / name, folder / f".cache/huggingface/download/{name}.metadata"
+        path, note = folder / name, _note(folder, name)
         if note.is_file() and path.is_file() and path.stat().st_mtime <= note.stat().st_mtime + 1:
             continue
         if path.is_file() and (wrong := measure(path, entry)[1]):
@@ -212,10 +217,17 @@ class _Download:
         ask = partial(get, local_dir=self.to, cache_dir=_cache(), endpoint=self.hub.endpoint)
         before = self._stamp(name)
         path = Path(self.hub.tried(lambda: str(ask()), f"{self.hub.repo}: {name}"))
-        if path != self._folder() / name:
-            what, commit = f"{self.hub.repo}: {name} is of another revision", self.listing.commit
-            raise FetchError(what, f"a file at {path}", f"commit {commit}", "run again")
+        if (commit := self._commit_of(name, path)) != self.listing.commit:
+            what, expected = f"{self.hub.repo}: {name} is of another revision", self.listing.commit
+            raise FetchError(what, f"commit {commit}", f"commit {expected}", "run again")
         return path, before is None or before != self._stamp(name)
+
+    def _commit_of(self, name: str, path: Path) -> str:
+        """Return the commit that came with a file: a folder's note says it, or the cache."""
+        if self.to is None:
+            return path.relative_to(_cache(self.hub.repo) / "snapshots").parts[0]
+        note = _note(self.to, name)
+        return note.read_text().partition("\n")[0] if note.is_file() else "unknown"
 
     def _folder(self) -> Path:
         return self.to or _cache(self.hub.repo) / "snapshots" / self.listing.commit

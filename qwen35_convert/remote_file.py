@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from formats.remote import Index
 
 BLOCK_BYTES = 4 << 20
-HELD_BLOCKS = 20
+HELD_BLOCKS = 12
 AHEAD = 6
 READS = 3
 

@@ -27,6 +27,7 @@ NANO = Path(__file__).parent / "data" / "nano-dense"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
+    parser.addoption("--all-faults", action="store_true", help="try every fault of the network")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -103,6 +103,16 @@ def test_a_gguf_is_written_from_a_stream(hub, nano, tmp_path):
         recipe = read_recipe("gguf-q8_0")
         api.convert("maker/nano", tmp_path / name / "nano.gguf", recipe, stream=by_ranges)
     assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
+def test_predictions_are_compared_with_a_stream_s(hub, nano, tmp_path):
+    hub.repo("maker/nano").commit(content(nano))
+    (tmp_path / "text").write_text("In the beginning was the Word.")
+    asked = ("verify.level=logits", f"verify.text={tmp_path / 'text'}")
+    recipe = read_recipe("fp8-block", asked)
+    done = api.convert("maker/nano", tmp_path / "out", recipe, stream=True)
+    assert done.report.passed
+    assert done.report.logits["kl_mean"] > 0
 
 
 def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub, tmp_path):
@@ -259,6 +269,7 @@ class Source:
         return self.files.load(name, self.file.read(name), index)
 
 
+@settings(max_examples=50)
 @given(
     block=st.integers(1, 5000), seed=st.integers(0, 99),
     index=st.one_of(
