@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from formats.remote import Index
 
 BLOCK_BYTES = 4 << 20
-HELD_BLOCKS = 12
-AHEAD = 6
+HELD_BLOCKS = 8
+AHEAD = 4
 READS = 3
 
 
