@@ -126,6 +126,23 @@ def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub
     assert asked(hub) <= 2 * size + few
 
 
+def test_one_thread_reads_a_stream_unless_more_are_asked_for(publish, tmp_path, monkeypatch):
+    """Several stand at places further apart than the memory reaches, and read blocks twice."""
+    publish()
+    run, workers = api.run, []
+
+    def noted(*arguments):
+        workers.append(arguments[-1].workers)
+        run(*arguments)
+
+    monkeypatch.setattr(api, "run", noted)
+    monkeypatch.setattr(api, "default_workers", lambda: 8)
+    for name, asked_for in (("one", None), ("two", 2)):
+        api.convert(REPO, tmp_path / name, stream=True, verify=False, workers=asked_for)
+    api.convert(REPO, tmp_path / "copied", verify=False)
+    assert workers == [1, 2, 8]
+
+
 def test_a_run_goes_on_after_the_files_that_were_proven(publish, hub, tmp_path, monkeypatch):
     files = publish(shards=3)
     last = sorted(name for name in files if name.endswith(".safetensors"))[-1]
@@ -204,9 +221,13 @@ def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publ
     hub.seen.clear()
     assert api.inspect(REPO) == api.inspect(REPO)
     assert hub.got() == [], "only the listing is asked for"
-    (cached / "model.safetensors.index.json").resolve().write_bytes(b"{}")
-    assert api.inspect(REPO).tensors
-    assert hub.got() != []
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        blob = (cached / name).resolve()
+        blob.write_bytes(files[name].upper() if name == "config.json" else files[name][:-1])
+        hub.seen.clear()
+        assert api.inspect(REPO).tensors
+        assert hub.got() != [], f"{name} is not whole"
+        blob.write_bytes(files[name])
     hub.repo(REPO).commit(files | {"README.md": b"another commit"})
     hub.seen.clear()
     assert api.plan(REPO).rows
