@@ -65,7 +65,7 @@ def full(scene: Scene, count: int) -> Iterator[Trial]:
     """Fill a real file system of each size up to what a conversion needs."""
     if subprocess.run(["mount", "--version"], capture_output=True, check=False).returncode:
         return
-    for form in FORMATS:
+    for form in [name for name, form in FORMATS.items() if not form.old]:
         needed = sum(map(len, scene.clean(scene.job(form)).values())) * 3 // 2
         for size in sorted(scene.random.sample(range(0, needed, 4096), count)):
             yield lambda form=form, size=size: _on_a_disk_of(size, scene, scene.job(form))
@@ -90,12 +90,14 @@ def _on_a_disk_of(size: int, scene: Scene, job: Job) -> None:
 def reads(scene: Scene, count: int) -> Iterator[Trial]:
     """EIO at the n-th file opened; a source that is cut, removed or replaced before row n."""
     for form in FORMATS:
+        output = FORMATS[form]
+        source = scene.sources[output.source]
         for n in range(1, min(count, 12) + 1):
-            yield lambda form=form, n=n: _one_fault(
-                scene, scene.job(form), lambda: fail_reads(scene.source, n), (INPUT, DONE)
+            yield lambda form=form, n=n, source=source: _one_fault(
+                scene, scene.job(form), lambda: fail_reads(source, n), (INPUT, DONE)
             )
-        rows = len(api.plan(scene.source, read_recipe(FORMATS[form][1]),
-                            out=FORMATS[form][0]).rows)  # fmt: skip
+        rows = len(api.plan(source, read_recipe(output.recipe, output.settings),
+                            out=output.out).rows)  # fmt: skip
         for n in sorted(scene.random.sample(range(rows), min(count, rows))):
             for kind in ("cut", "emptied", "removed", "replaced"):
                 yield lambda form=form, n=n, kind=kind: _harmed(scene, form, n, kind)
@@ -104,13 +106,14 @@ def reads(scene: Scene, count: int) -> Iterator[Trial]:
 def _harmed(scene: Scene, form: str, row: int, kind: str) -> None:
     """Harm a copy of the source before a row; put it right again for the second run."""
     job = scene.job(form)
+    source = job.source
     kept = job.place.with_name(f"{job.place.name}.source")
-    shutil.copytree(scene.source, kept / "source", copy_function=shutil.copy2)
+    shutil.copytree(source, kept / "source", copy_function=shutil.copy2)
     job = replace(job, source=kept / "source")
-    scene.clean(replace(job, source=scene.source))
+    scene.clean(replace(job, source=source))
     scene.check(job, finish(start(job, lambda: (often(), harm_source(job.source, row, kind)))),
                 (INPUT,))  # fmt: skip
     shutil.rmtree(kept / "source")
-    shutil.copytree(scene.source, kept / "source", copy_function=shutil.copy2)
+    shutil.copytree(source, kept / "source", copy_function=shutil.copy2)
     scene.recover(job)
     shutil.rmtree(kept)

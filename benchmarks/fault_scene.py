@@ -19,33 +19,60 @@ from pathlib import Path
 from formats.qwen35 import Form
 from qwen35_convert import api, cli, run
 from qwen35_convert.recipe import read_recipe
-from tests.checkpoints import make_weights, text_config, write_checkpoint
+from tests.checkpoints import hub_config, make_weights, text_config, write_checkpoint
 
 NANO = Path(__file__).parent.parent / "tests" / "data" / "nano-dense"
-SIDES = ("tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json")
+SIDES = ("tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json",
+         "preprocessor_config.json")  # fmt: skip
 DONE, INPUT, OUTPUT, BROKEN, INTERRUPTED = 0, 3, 4, 70, 130
 KILLED = -signal.SIGKILL
-FORMATS = {"folder": ("out", "fp8-block"), "gguf": ("out.gguf", "gguf-bf16")}
 Prepare = Callable[[], object]
 Trial = Callable[[], int | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """One kind of output.
+
+    entry      what others open: its presence says that the output is complete
+    old        the recipe of what stands at OUT before, to be overwritten
+    """
+
+    out: str
+    recipe: str
+    entry: str
+    settings: tuple[str, ...] = ()
+    source: str = "text"
+    old: str | None = None
+
+
+SHARDED = ("export.max_shard_size=400KB",)
+FORMATS = {
+    "folder": Output("out", "fp8-block", "out", SHARDED),
+    "folder over another": Output("out", "fp8-block", "out", SHARDED, old="bf16-split"),
+    "gguf": Output("out.gguf", "gguf-bf16", "out.gguf"),
+    "gguf over another": Output("out.gguf", "gguf-bf16", "out.gguf", old="gguf-q8_0"),
+    "split gguf and mmproj": Output("out.gguf", "gguf-bf16", "out-00001-of-00004.gguf",
+                                  ("export.max_shard_size=1MB", "vision=keep"), "vision"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One conversion: where it works, from what, to which OUT, how."""
+    """One conversion: where it works, from what, to which form of output."""
 
     place: Path
     source: Path
-    out: str
-    recipe: str
+    form: Output
     workers: int
 
     @property
     def command(self) -> list[str]:
         """The command line."""
-        sizes = ["--set", "export.max_shard_size=400KB"] if self.out == "out" else []
-        return ["qwen35", "convert", str(self.source), "-o", str(self.place / self.out),
-                "--recipe", self.recipe, "--workers", str(self.workers), *sizes]  # fmt: skip
+        settings = [word for setting in self.form.settings for word in ("--set", setting)]
+        return ["qwen35", "convert", str(self.source), "-o", str(self.place / self.form.out),
+                "--recipe", self.form.recipe, "--workers", str(self.workers), *settings,
+                *(["--overwrite"] if self.form.old else [])]  # fmt: skip
 
     @property
     def log(self) -> Path:
@@ -58,12 +85,15 @@ class Job:
         return {str(path.relative_to(self.place)): path.read_bytes() for path in found}
 
 
-def make_source(folder: Path) -> Path:
+def make_source(folder: Path, *, vision: bool = False) -> Path:
     """Write a model of two layers that every format takes, in two files, with a tokenizer."""
     types = ["linear_attention", "full_attention"]
-    config = text_config(vocab_size=2048, num_hidden_layers=2, layer_types=types,
-                         linear_value_head_dim=64, mtp_num_hidden_layers=1)  # fmt: skip
-    weights = make_weights(config, Form(vision=False), namespace="text")
+    config = (hub_config if vision else text_config)(
+        vocab_size=2048, num_hidden_layers=2, layer_types=types, linear_value_head_dim=64,
+        mtp_num_hidden_layers=1,
+    )  # fmt: skip
+    namespace = "hub" if vision else "text"
+    weights = make_weights(config, Form(vision=vision), namespace=namespace)
     write_checkpoint(folder, config, weights, shards=2)
     for name in SIDES:
         shutil.copy(NANO / name, folder / name)
@@ -106,42 +136,72 @@ class Scene:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.random = folder, random.Random(seed)
-        self.source = make_source(folder / "source")
+        self.sources = {
+            kind: make_source(folder / kind / "source", vision=kind == "vision")
+            for kind in ("text", "vision")
+        }
         (folder / "warm").mkdir()
         self._count = self.hits = 0
-        self._clean: dict[tuple[str, str], dict[str, bytes]] = {}
-        self.seconds: dict[str, float] = {}
-        for out, recipe in FORMATS.values():  # imports and compiles once, for all children
-            api.convert(self.source, folder / "warm" / out, read_recipe(recipe), workers=1)
+        self._clean: dict[tuple[Output, str], dict[str, bytes]] = {}
+        self._old: dict[Output, dict[str, bytes]] = {}
+        self.seconds: dict[Output, float] = {}
+        for form in FORMATS.values():  # imports and compiles once, for all children
+            for recipe in filter(None, (form.recipe, form.old)):
+                self._convert(form, recipe, folder / "warm" / form.out)
 
-    def job(self, form: str, workers: int = 1, source: Path | None = None) -> Job:
-        """Return a job in a new place."""
+    def _convert(self, form: Output, recipe: str, out: Path) -> None:
+        api.convert(self.sources[form.source], out, read_recipe(recipe), workers=1, overwrite=True)
+
+    def job(self, form: str, workers: int = 1) -> Job:
+        """Return a job in a new place; where something is to be overwritten, it stands there."""
         self._count += 1
         place = self.folder / f"{self._count:05d}"
         place.mkdir()
-        out, recipe = FORMATS[form]
-        return Job(place, source or self.source, out, recipe, workers)
+        output = FORMATS[form]
+        job = Job(place, self.sources[output.source], output, workers)
+        for name, content in self.old(output).items():
+            (place / name).parent.mkdir(exist_ok=True)
+            (place / name).write_bytes(content)
+        return job
+
+    def old(self, form: Output) -> dict[str, bytes]:
+        """Return the files that stand where this output shall be."""
+        if form.old and form not in self._old:
+            made = replace(self.job_of_nothing(form), place=self.folder / f"old-{form.recipe}")
+            made.place.mkdir()
+            self._convert(form, form.old, made.place / form.out)
+            self._old[form] = made.files()
+        return self._old.get(form, {})
+
+    def job_of_nothing(self, form: Output) -> Job:
+        """Return a job that is not to be run: where it works is to be said."""
+        return Job(self.folder, self.sources[form.source], form, 1)
 
     def clean(self, job: Job) -> dict[str, bytes]:
         """Return the bytes of an undisturbed run of a job."""
-        key = (job.out, job.source.name)
+        key = (job.form, job.source.name)
         if key not in self._clean:
-            undisturbed = replace(job, place=self.folder / f"clean-{job.out}-{job.source.name}")
+            undisturbed = replace(job, place=self.folder / f"clean-{len(self._clean)}")
             undisturbed.place.mkdir()
             started = time.monotonic()
             code = finish(start(undisturbed))
             assert code == DONE, undisturbed.log.read_text()
-            self.seconds[job.out] = time.monotonic() - started
+            self.seconds[job.form] = time.monotonic() - started
             self._clean[key] = undisturbed.files()
         return self._clean[key]
 
     def is_complete(self, job: Job) -> bool:
         """Whether OUT stands there; it must then be whole, or all is lost."""
-        if not (job.place / job.out).exists():
+        entry, old = job.form.entry, self.old(job.form)
+        if not (job.place / entry).exists():
+            assert not old, f"{job.place / entry} is gone"
             return False
         found, clean = job.files(), self.clean(job)
+        standing = {n: found.get(n) for n in old if n == entry or n.startswith(f"{entry}/")}
+        if old and standing == {n: old[n] for n in standing}:
+            return False
         wrong = [name for name, content in clean.items() if found.get(name) != content]
-        assert not wrong, f"{job.place / job.out} is there, but not {wrong} as in a clean run"
+        assert not wrong, f"{job.place / entry} is there, but not {wrong} as in a clean run"
         return True
 
     def check(self, job: Job, code: int, due: tuple[int, ...]) -> None:
@@ -160,7 +220,7 @@ class Scene:
         code = finish(start(job))
         self.check(job, code, (DONE, OUTPUT) if there else (DONE,))
         assert self.is_complete(job), "there is no OUT after the last run"
-        strange = set(job.files()) - set(self.clean(job)) - {f"{job.out}/lock"}
+        strange = set(job.files()) - set(self.clean(job)) - {f"{job.form.out}/lock"}
         assert not strange, f"left behind: {sorted(strange)}"
         shutil.rmtree(job.place)
 

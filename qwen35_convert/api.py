@@ -195,10 +195,10 @@ def convert(
     chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
     job = _plan(opened, chosen, out)
     if is_gguf(out):
-        if finish_moves(out, _digest(job, opened)):
+        names = [shard.name for shard in job.shards]
+        if finish_moves(out, out.with_name(names[0]), _digest(job, opened)):
             receipt = out.with_name(receipt_name(out)).read_bytes()
             return Conversion(out, job, receipt, None)
-        names = [shard.name for shard in job.shards]
         check_out_files(out, names, opened.read_files(), overwrite=overwrite)
     if options.get("verify", True) and job.recipe.verify.level == "logits":
         token_rows(opened, job.recipe.verify.text)  # refused now, not after the work

@@ -55,15 +55,15 @@ def _is_gguf(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def finish_moves(out: Path, digest: str) -> bool:
-    """Finish what a crash interrupted while files were given their names.
+def finish_moves(out: Path, first: Path, digest: str) -> bool:
+    """Finish what a crash interrupted while files were given their names, `first` being the last.
 
     True if that was the conversion of this digest, which so is done. OutputError if another process
     is doing it.
     """
     work = partial_of(out)
     moving = (work / MOVES).is_file()
-    if not moving and (not out.exists() or not work.is_dir() or (work / JOURNAL).exists()):
+    if not moving and (not first.exists() or not work.is_dir() or (work / JOURNAL).exists()):
         return False
     sink = FileSink(out, ())
     sink.open()
@@ -94,7 +94,8 @@ class FileSink(FolderSink):
     def commit(self) -> None:
         """Make everything durable and give every file its final name."""
         self.sync()
-        names = sorted(path.name for path in self.artifact_files())
+        first = self.artifact.name
+        names = sorted((path.name for path in self.artifact_files()), key=lambda n: n == first)
         with writing(self.out, "giving it its name", self.left):
             self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
             (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
@@ -104,9 +105,8 @@ class FileSink(FolderSink):
 
 
 def _move(work: Path, out: Path) -> None:
-    """Move what is listed and still there; OUT last, because its presence means: complete."""
-    names: list[str] = json.loads((work / MOVES).read_bytes())
-    for name in sorted(names, key=lambda name: name == out.name):
+    """Move what is listed and still there; the last is what others open, and says: complete."""
+    for name in json.loads((work / MOVES).read_bytes()):
         if (work / name).exists():
             (work / name).rename(out.with_name(name))
     sync_folder(out.parent)

@@ -29,7 +29,7 @@ def sink_of(out: Path) -> FolderSink:
 @needs_linux
 def test_faults_of_this_machine_cost_nothing_but_time():
     """SIGKILL, ENOSPC, EIO, SIGINT, a source that shrinks, two conversions at once."""
-    command = [sys.executable, "-m", "benchmarks.faults_local", "--count", "2", "--what", "kills",
+    command = [sys.executable, "-m", "benchmarks.faults_local", "--count", "1", "--what", "kills",
                "steps", "writes", "reads", "interrupts", "races"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
@@ -37,7 +37,7 @@ def test_faults_of_this_machine_cost_nothing_but_time():
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 6
-    assert all(line["tried"] == line["ok"] >= 2 for line in lines)
+    assert all(line["tried"] == line["ok"] >= 1 for line in lines)
 
 
 def test_a_journal_appears_whole_or_not_at_all(tmp_path, monkeypatch):

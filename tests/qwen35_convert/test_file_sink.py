@@ -46,10 +46,10 @@ def test_a_crash_between_two_moves_is_finished_by_the_next_run(tmp_path):
     (sink.work / "moves").write_text(json.dumps(names))
     (sink.work / "mmproj-m.gguf").rename(tmp_path / "mmproj-m.gguf")
     sink.close()
-    finish_moves(out, "")
+    finish_moves(out, out, "")
     assert out.is_file()
     assert not partial_of(out).exists()
-    finish_moves(out, "")
+    finish_moves(out, out, "")
 
 
 def test_what_stands_there_is_kept_without_overwrite(tmp_path):
