@@ -34,7 +34,8 @@ SIDE_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "video_preprocessor_config.json",
     "vocab.json",
 )  # fmt: skip
-MAX_MAPPED = 32 << 20
+MAX_MAPPED = 16 << 20
+FOLIO = 2 << 20
 MAX_NAME = 255
 MAX_SIDE_BYTES = 128 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -123,12 +124,13 @@ class Checkpoint:
         return self.remote is None or self.remote.proven(_stored_names(atoms))
 
     def release(self, nbytes: int) -> None:
-        """Say that so many mapped bytes have been read: every 32 MB all pages are given back.
+        """Say that so many mapped bytes have been read: every 16 MB all pages are given back.
 
-        All, because the kernel maps up to 2 MB around a page that is touched; not each time,
-        because what another thread is reading has to be mapped again. Views stay valid.
+        All, because the kernel maps up to 2 MB around a page that is touched, which is what the
+        smallest read counts for; not each time, because what another thread is reading has to be
+        mapped again. Views stay valid.
         """
-        self._touched += nbytes
+        self._touched += max(nbytes, FOLIO)
         if self._touched >= MAX_MAPPED:
             self._touched = 0
             for file in self.files.values():

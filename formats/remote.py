@@ -26,6 +26,11 @@ class Remote(Protocol):
         """Size and hash of every file of the source by its name."""
         ...
 
+    @property
+    def room(self) -> int:
+        """The bytes that it holds at most."""
+        ...
+
     def load(self, name: str, data: Tensor, index: Index) -> Tensor:
         """Return rows of `data`, a view on a stored tensor, with their bytes."""
         ...

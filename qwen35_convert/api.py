@@ -27,6 +27,7 @@ from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
 from qwen35_convert.journal import Journal
 from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
+from qwen35_convert.memory import Limit, Share, fit_memory, fit_verification
 from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
@@ -154,11 +155,21 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
     )  # fmt: skip
 
 
-class Options(TypedDict, total=False):
+class Limits(TypedDict, total=False):
+    """What to work with.
+
+    workers       threads (default: cores, at most 8; for a stream one); fewer if memory is short
+    memory_limit  what the process may take (default: 3/4 of what is free)
+    """
+
+    workers: int | None
+    memory_limit: Limit | None
+
+
+class Options(Limits, total=False):
     """How a conversion runs; only `overrides`, and `verify` in the receipt, change its result.
 
     overrides  KEY=VALUE changes to the default recipe
-    workers    threads (default: cores, at most 8; for a stream one)
     device     cpu or cuda: where to quantise
     overwrite  replace a model at `out`
     verify     compare with the source after writing (default)
@@ -168,7 +179,6 @@ class Options(TypedDict, total=False):
     """
 
     overrides: tuple[str, ...]
-    workers: int | None
     device: str
     overwrite: bool
     verify: bool
@@ -200,10 +210,25 @@ def convert(
             receipt = out.with_name(receipt_name(out)).read_bytes()
             return Conversion(out, job, receipt, None)
         check_out_files(out, names, opened.read_files(), overwrite=overwrite)
+    if options.get("verify", True):
+        _check_verifiable(job)
     if options.get("verify", True) and job.recipe.verify.level == "logits":
         token_rows(opened, job.recipe.verify.text)  # refused now, not after the work
     options.get("on_plan", _keep_quiet)(job)
-    return _write(job, opened, origin, out, options)
+    share = fit_memory(
+        job, opened, options.get("memory_limit"), _workers(opened, options),
+        verify=options.get("verify", True),
+    )  # fmt: skip
+    return _write(job, opened, origin, out, share, options)
+
+
+def _check_verifiable(job: Plan) -> None:
+    """Refuse to verify a slice of a GGUF file that cannot be opened: its vocabulary is missing."""
+    if job.recipe.only and not job.config and "token_embd.weight" not in job.tensors:
+        raise RecipeError(
+            f"only is {job.recipe.only!r}: a GGUF file without token_embd.weight cannot be "
+            "opened again to verify it\n  fix   add --no-verify"
+        )
 
 
 def _keep_quiet(_: Plan) -> None:
@@ -219,11 +244,13 @@ def quantize(
 
 def verify(
     artifact: str | Path, against: str | Path | None = None, *, level: str = "tensors",
-    logits: LogitsCheck = MEASURED_ONLY, workers: int | None = None, progress: bool = False,
+    logits: LogitsCheck = MEASURED_ONLY, progress: bool = False, **limits: Unpack[Limits],
 ) -> Report:  # fmt: skip
     """Verify an artifact, against its source if that is named."""
-    checks = Checks(level, logits, workers or default_workers())
     source = open_source(against)[0] if against else None
+    workers = limits.get("workers") or default_workers()
+    fit = fit_verification(source, limits.get("memory_limit"), workers)
+    checks = Checks(level, logits, fit)
     return _verify(Path(artifact), source, checks, bar=progress)
 
 
@@ -268,25 +295,24 @@ def _verify(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) 
 
 
 def _write(
-    job: Plan, source: Checkpoint, origin: Origin, out: Path, options: Options
+    job: Plan, source: Checkpoint, origin: Origin, out: Path, share: Share, options: Options
 ) -> Conversion:
     """Write aside, verify what was written, seal it with the receipt, give it its name."""
-    workers = _workers(source, options)
     sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
     digest = _digest(job, source)
     sink.open()
     try:
         _check_still_free(sink, overwrite=options.get("overwrite", False))
-        source_files = _fill(job, source, origin, sink, options)
+        source_files = _fill(job, source, origin, sink, share, options)
         if job.config:
             add_side_files(job, source, sink)
         report = None
         if options.get("verify", True):
-            checks = replace(checks_of(job.recipe, workers), weights=job.weights)
+            checks = replace(checks_of(job.recipe, share.verifiers), weights=job.weights)
             report = _verify(sink.artifact, source, checks, bar=options.get("progress", False))
         _check_unchanged(job, source, digest)
         with writing(out, "reading it again", sink.left):
-            output_files = describe_files(sink.artifact_files(), workers)
+            output_files = describe_files(sink.artifact_files(), share.workers)
         measured = report.schemes if report else None
         receipt = make_receipt(job, origin, source_files, output_files, measured)
         sink.add_file(sink.receipt, receipt)
@@ -335,8 +361,9 @@ def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
 
 
 def _fill(
-    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, options: Options
-) -> dict[str, Any]:
+    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, share: Share,
+    options: Options,
+) -> dict[str, Any]:  # fmt: skip
     """Write all tensors; meanwhile hash the source, and return its files.
 
     A stream is hashed as it comes, unless it is read in part.
@@ -350,17 +377,17 @@ def _fill(
         sink.clear()
     sink.create()
     journal.start()
-    workers = _workers(source, options)
     todo = len(job.rows) - len(journal.done)
     shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
         near = [path for path in job.read_files(source) if not source.is_far(path)]
-        hashes = hasher.submit(describe_files, near, workers, origin.hashes, stop)
+        hashes = hasher.submit(describe_files, near, share.workers, origin.hashes, stop)
         try:
             if source.remote is not None and job.recipe.only is None:
                 source.remote.begin()
-            run(job, source, sink, journal, Effort(workers, options.get("device", "cpu"), advance))
+            device = options.get("device", "cpu")
+            run(job, source, sink, journal, Effort(share.workers, device, advance, share.room))
             return _describe_far(job, source) | hashes.result()
         except OSError as error:
             raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
@@ -388,6 +415,7 @@ __all__ = [
     "Bench",
     "Conversion",
     "FormatError",
+    "Limit",
     "LogitsCheck",
     "MissingError",
     "OutputError",

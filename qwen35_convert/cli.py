@@ -15,6 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from qwen35_convert.api import Options
+    from qwen35_convert.memory import Limit
     from qwen35_convert.plan import Plan
     from qwen35_convert.recipe import Recipe
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 FELL_SHORT, MISUSED, INPUT, OUTPUT, LACKING, INTERRUPTED = 1, 2, 3, 4, 5, 130
 MAX_MESSAGE = 4000
+DEFAULT_MEMORY = 600 * 10**6
 STOPPED = "qwen35: interrupted\n  left  the same command goes on where it stopped"
 
 DEFAULTS = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
@@ -39,6 +41,9 @@ PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.
 Workers = Annotated[
     int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")
 ]
+Memory = Annotated[str | None, typer.Option("--memory-limit", metavar="SIZE",
+      help="Memory to stay within, e.g. 600MB; fewer threads if it must be.",
+      show_default="600MB, or 3/4 of what is free")]  # fmt: skip
 Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
@@ -93,6 +98,7 @@ def convert(
         help="Convert these tensors only, e.g. 'layers.0.*': a slice to look at.")] = None,
     plan: PlanOnly = False,
     workers: Workers = None,
+    memory_limit: Memory = None,
     device: Device = "cpu",
     stream: Stream = False,
     overwrite: Overwrite = False,
@@ -108,8 +114,8 @@ def convert(
     changes = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
     chosen = read_recipe(recipe, changes) if recipe else None
     options: Options = {
-        "overrides": changes, "workers": workers, "device": device, "stream": stream,
-        "overwrite": overwrite, "verify": not no_verify,
+        "overrides": changes, "workers": workers, "memory_limit": _limit(memory_limit),
+        "device": device, "stream": stream, "overwrite": overwrite, "verify": not no_verify,
     }  # fmt: skip
     _convert(source, out, chosen, options, plan=plan, json=json)
 
@@ -122,6 +128,7 @@ def quantize(
     set_: Set = None,
     plan: PlanOnly = False,
     workers: Workers = None,
+    memory_limit: Memory = None,
     device: Device = "cpu",
     stream: Stream = False,
     overwrite: Overwrite = False,
@@ -135,8 +142,8 @@ def quantize(
     from qwen35_convert.api import quantize_recipe
 
     options: Options = {
-        "workers": workers, "device": device, "stream": stream, "overwrite": overwrite,
-        "verify": not no_verify,
+        "workers": workers, "memory_limit": _limit(memory_limit), "device": device,
+        "stream": stream, "overwrite": overwrite, "verify": not no_verify,
     }  # fmt: skip
     recipe = quantize_recipe(scheme, tuple(set_ or ()))
     _convert(source, out, recipe, options, plan=plan, json=json)
@@ -184,6 +191,7 @@ def verify(
     max_kl: Annotated[float | None, typer.Option(help="Largest mean KL, nats per token.")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Least top-1 agreement, 0 to 1.")] = None,
     workers: Workers = None,
+    memory_limit: Memory = None,
     json: Json = False,
 ) -> None:
     """Prove an artifact: its structure, every value, its predictions against the source's.
@@ -193,7 +201,8 @@ def verify(
     from qwen35_convert import api, report
 
     asked = api.LogitsCheck(text, max_kl, min_top1)
-    found = api.verify(artifact, against, level=level, logits=asked, workers=workers, progress=True)
+    found = api.verify(artifact, against, level=level, logits=asked, workers=workers,
+                       memory_limit=_limit(memory_limit), progress=True)  # fmt: skip
     if json:
         report.print_json(found.as_dict())
     else:
@@ -271,6 +280,17 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
         raise RecipeError(f"--{name} is {text!r}, expected numbers such as 1,8,64")
     return tuple(int(word) for word in words)
+
+
+def _limit(size: str | None) -> Limit:
+    """Return the limit that `600MB` sets; without one, that of the command."""
+    from qwen35_convert.memory import Limit
+    from qwen35_convert.recipe import RecipeError, parse_size
+
+    try:
+        return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))
+    except ValueError as error:
+        raise RecipeError(f"--memory-limit: {error}") from None
 
 
 @app.command()

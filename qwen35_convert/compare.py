@@ -9,25 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from formats.gguf_file import GgufFile
 from formats.ops import Tile
+from formats.tensor import DTYPE_BYTES
 from quant.ggml_scheme import compare_decoded
 from quant.measure import Error, measure
-from quant.scheme import KEEP, get_scheme
+from quant.scheme import FP8_SCHEMES, KEEP, get_scheme
 from qwen35_convert.census import scheme_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.importance import USED
-from runtime.values import BLOCK, Value, open_value
+from runtime.values import BLOCK, Value, open_value, read_cost
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = ("f32", "f16", "bf16")
 # What float32 loses of w in 1 + w, and of A_log in -exp(A_log): absolute, relative to the value.
+MAX_DIAGNOSED = 1 << 27
 ROUNDED = {"norm": (2.0**-23, 2.0**-22), "A_log": (2.0**-21, 2.0**-23)}
+MEASURED = 64  # bytes that `measure` takes for an element: both sides in float64, their products
 SAME = 0.1  # relative RMS below which two weights are the same one, whatever its scheme
 
 
@@ -69,7 +73,8 @@ def compare_atom(
             name, atom.stored, atom.role, scheme, Error(), (Failure(atom.stored, problem),)
         )
     equal, error = True, Error()
-    for start, stop in theirs.chunks():
+    multiple = 1 if artifact.gguf else BLOCK
+    for start, stop in theirs.chunks(multiple, held=_held(ours, scheme)):
         if scheme == KEEP or scheme in PLAIN:
             equal = equal and _same(ours, theirs, start, stop)
         elif artifact.gguf:
@@ -82,6 +87,17 @@ def compare_atom(
     if not equal or error.outside:
         failures = (Failure(atom.stored, diagnose(artifact, source, name)),)
     return Compared(name, atom.stored, atom.role, scheme, error, failures)
+
+
+def _held(ours: Value, scheme: str) -> int:
+    """Return the bytes of an element beside what is read of the source.
+
+    It follows from the artifact alone, so the ranges and with them the sums are the same whatever
+    memory there is.
+    """
+    loops = scheme in FP8_SCHEMES and (scheme == "fp8-channel" or _on_edges(ours))
+    own = DTYPE_BYTES["F64"] if scheme == KEEP or scheme in PLAIN else MEASURED
+    return read_cost(ours.info, moved=True) + (2 if loops else own)
 
 
 def _same(ours: Value, theirs: Value, start: int, stop: int) -> bool:
@@ -129,7 +145,8 @@ def weighed_by_imatrix(artifact: Checkpoint) -> bool:
 def _chunk_error(ours: Value, theirs: Value, start: int, stop: int, scheme: str) -> Error:
     """Measure the artifact's own codes and scales against the source's rows."""
     assert ours.scale is not None, "a quantised atom has a scale"
-    codes, scale, w = ours.data[start:stop], ours.scale[start:stop], theirs.rows(start, stop)
+    codes, scale = ours.codes(start, stop), ours.scales(start, stop)
+    w = theirs.rows(start, stop)
     if scheme == "fp8-channel" or (scheme == "fp8-block" and _on_edges(ours)):
         known = get_scheme(scheme)
         suffix = known.stored(tuple(codes.shape))[1].suffix
@@ -141,18 +158,19 @@ def _chunk_error(ours: Value, theirs: Value, start: int, stop: int, scheme: str)
 def _on_edges(value: Value) -> bool:
     """Whether the atom begins on a block's edge of the stored tensor."""
     assert value.scale is not None, "only a quantised atom has blocks"
-    first = value.scale[:BLOCK]
+    first = value.scales(0, min(BLOCK, value.shape[0]))
     return bool((first == first[:1]).all())
 
 
 def diagnose(artifact: Checkpoint, source: Checkpoint, name: str) -> str:
     """Say what is wrong with an atom whose values are not the source's."""
-    ours = open_value(artifact, artifact.layout.atoms[name]).all().float()
-    theirs = open_value(source, source.layout.atoms[name]).all()
+    mine, origin = artifact.layout.atoms[name], source.layout.atoms[name]
     gguf = artifact.gguf or source.gguf
-    if not gguf and artifact.layout.atoms[name].dtype != source.layout.atoms[name].dtype:
-        was, now = source.layout.atoms[name].dtype, artifact.layout.atoms[name].dtype
-        return f"is {now}, but the source has {was}"
+    if not gguf and mine.dtype != origin.dtype:
+        return f"is {mine.dtype}, but the source has {origin.dtype}"
+    if prod(mine.shape) > MAX_DIAGNOSED:
+        return "differs from the source; it is too large to be held whole and examined"
+    ours, theirs = open_value(artifact, mine).all().float(), open_value(source, origin).all()
     found = _as_transposed(ours, theirs) or _as_shifted(ours, theirs)
     found = found or _as_sibling(ours, source, name) or _as_reordered(ours, theirs)
     return found or f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"

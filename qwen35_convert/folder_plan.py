@@ -5,6 +5,7 @@ atoms -> keep or drop -> scheme by policy -> name in the target -> place in a sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from formats.checkpoint import Checkpoint
@@ -16,7 +17,7 @@ from quant.policy import Assignment, Policy, Weight, assign
 from quant.scheme import KEEP, QuantError, Scheme
 from qwen35_convert.artifact_config import artifact_config
 from qwen35_convert.plan import Output, Plan, Row, Shard, make_schemes, pack
-from qwen35_convert.planning import policy_rules, select
+from qwen35_convert.planning import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe, RecipeError
 from qwen35_convert.restored import kept_dtype, model_dtype
 
@@ -39,6 +40,8 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe) -> Plan:
         dtype = kept_dtype(source, atom, usual)
         outputs = namer.outputs(atom, choice.scheme, dtype)
         rows.append(Row(atom, choice.scheme, outputs, choice.reason, dtype))
+    for (name, ways), count in namer.stacked.items():
+        check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
     config = artifact_config(
         source.config, namespace=namespace, tied=layout.tied,
@@ -119,6 +122,7 @@ class _Namer:
     def __init__(self, namespace: str, schemes: dict[str, Scheme], *, fused: bool) -> None:
         self._namespace, self._schemes, self._fused = namespace, schemes, fused
         self.units: dict[str, list[TensorInfo]] = {}
+        self.stacked: Counter[tuple[str, int]] = Counter()
 
     def outputs(self, atom: Atom, scheme: str, dtype: str) -> tuple[Output, ...]:
         """Return where the atom's parts go; `dtype` is its type where it is kept."""
@@ -140,6 +144,7 @@ class _Namer:
         name = f"{place(parent, self._namespace)}.{fused}"
         rows, columns = atom.shape
         self.units[name] = [TensorInfo(name, dtype, (int(expert) + 1, ways * rows, columns))]
+        self.stacked[name, ways] += 1
         nbytes = DTYPE_BYTES[dtype] * rows * columns
         return Output("", name, (int(expert) * ways + half) * nbytes, nbytes)
 

@@ -25,7 +25,7 @@ from quant.scheme import QuantError
 from qwen35_convert.importance import read_importance
 from qwen35_convert.mmproj_plan import mmproj_part, read_generation
 from qwen35_convert.plan import Output, Plan, Row, Shard, gguf_shard, pack
-from qwen35_convert.planning import policy_rules, select
+from qwen35_convert.planning import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe, RecipeError
 
 
@@ -56,6 +56,9 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         _part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != "vision"
     ]
     tensors = _stack(parts)
+    for name, stacked in tensors.items():
+        if stacked[0].index is not None:
+            check_whole(name, len(stacked), source.config.sizes["E"])
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     chosen = _choose_types(source, recipe, tensors, shapes)
     infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]

@@ -71,6 +71,15 @@ def select(
     return kept, {group: count for group, count in dropped.items() if count}
 
 
+def check_whole(stacked: str, count: int, expected: int) -> None:
+    """Refuse a slice that takes some weights of a tensor that stacks all experts'. RecipeError."""
+    if count != expected:
+        raise RecipeError(
+            f"only names {count} of the {expected} weights that {stacked} holds in the output\n"
+            "  fix   name all, e.g. layers.0.mlp.experts.*, or write them split to a folder"
+        )
+
+
 def policy_rules(recipe: Recipe) -> tuple[PolicyRule, ...]:
     """Return the recipe's rules in their order."""
     return tuple(PolicyRule(rule.match, rule.scheme) for rule in recipe.quantize.rules)

@@ -19,7 +19,7 @@ from typing import Any
 from qwen35_convert.plan import Plan
 
 RECEIPT = "qwen35-receipt.json"
-HASH_CHUNK = 4 << 20
+HASH_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,12 @@ class RemoteFiles:
         self._begun: set[str] = set()
         self._ahead = ThreadPoolExecutor(max(1, AHEAD))
 
+    @property
+    def room(self) -> int:
+        """The bytes of all blocks that are held, coming, or in a reader's hands."""
+        block = max((file.block for file in self.files.values()), default=0)
+        return (HELD_BLOCKS + AHEAD + 1) * block
+
     def begin(self) -> None:
         """Read by blocks from now on, and hash them. FetchError without a SHA-256 to hold against.
 

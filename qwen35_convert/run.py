@@ -1,8 +1,8 @@
 """The one pass over the weights: read, cut out, encode, write; row by row, on threads.
 
 Rows are taken in the order of the source's bytes, so that a cold disk is read once and in order.
-Encoders release the GIL; a worker holds a few megabytes. Finished rows reach the journal in groups,
-after their bytes are durable.
+Encoders release the GIL; a worker holds no more of a row than the room it is given. Finished rows
+reach the journal in groups, after their bytes are durable.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from formats.checkpoint import Checkpoint
 from formats.safetensors_file import torch_dtype
 from formats.tensor import TensorInfo
-from quant.scheme import KEEP, QuantError, Scheme
+from quant.scheme import FP8_SCHEMES, KEEP, QuantError, Scheme
 from qwen35_convert.journal import Journal
 from qwen35_convert.plan import Plan, Row
 from qwen35_convert.sink import FolderSink
-from runtime.values import Value, open_value
+from runtime.values import ROOM, Value, open_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,20 +32,28 @@ KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's typ
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to work, and whom to tell: threads, where to quantise, called after each row."""
+    """How hard to work, and whom to tell.
+
+    workers  threads
+    device   where to quantise
+    advance  called after each row
+    room     bytes of a row that a worker holds at once
+    """
 
     workers: int
     device: str
     advance: Callable[[], object]
+    room: int = ROOM
 
 
 @dataclass(slots=True)
 class Worker:
-    """What one thread encodes with: where, by which schemes, into which reused memory."""
+    """What one thread encodes with: where, by which schemes, in how much memory, reused."""
 
     device: str
     schemes: Mapping[str, Scheme]
     weights: Mapping[str, Tensor]
+    room: int = ROOM
     _codes: Tensor | None = None
 
     def encode(self, scheme: Scheme, w: Tensor, name: str) -> dict[str, Tensor]:
@@ -81,7 +89,7 @@ def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effo
     """
     _one_torch_thread()
     pending = _in_file_order(plan, source, journal)
-    work = _Work(plan, source, sink, effort.device, pending=pending)
+    work = _Work(plan, source, sink, effort, pending=pending)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
         for thread in threads:
@@ -115,20 +123,20 @@ class _Work:
     """What the threads share: the rows still to do, the results, and when to stop."""
 
     def __init__(
-        self, plan: Plan, source: Checkpoint, sink: FolderSink, device: str,
+        self, plan: Plan, source: Checkpoint, sink: FolderSink, effort: Effort,
         *, pending: Sequence[int],
     ) -> None:  # fmt: skip
         self.count = len(pending)
         self.results: queue.Queue[int | BaseException] = queue.Queue(maxsize=1024)
         self.stop = threading.Event()
-        self._plan, self._source, self._sink, self._device = plan, source, sink, device
+        self._plan, self._source, self._sink, self._effort = plan, source, sink, effort
         self._pending: Iterator[int] = iter(pending)
         self._lock = threading.Lock()
 
     def loop(self) -> None:
         """Take rows until none is left; a failure is handed over, not swallowed."""
         try:
-            worker = Worker(self._device, self._plan.schemes(), self._plan.weights)
+            worker = make_worker(self._plan, self._effort.device, self._effort.room)
             while not self.stop.is_set():
                 with self._lock:
                     index = next(self._pending, None)
@@ -191,11 +199,16 @@ def _record(finished: set[int], work: _Work, journal: Journal, sink: FolderSink)
         finished -= proven
 
 
+def make_worker(plan: Plan, device: str, room: int) -> Worker:
+    """Return what one thread encodes with."""
+    return Worker(device, plan.schemes(), plan.weights, room)
+
+
 def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
     """Read, encode and write one row."""
     value = open_value(source, row.atom, row.ops)
     if row.scheme == KEEP:
-        _keep(value, row, sink)
+        _keep(value, row, sink, worker)
     else:
         try:
             _encode(value, row, sink, worker)
@@ -203,10 +216,10 @@ def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) 
             raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
 
 
-def _keep(value: Value, row: Row, sink: FolderSink) -> None:
+def _keep(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     (output,) = row.outputs
     offset, dtype = output.offset, torch_dtype(row.dtype)
-    for start, stop in value.chunks(multiple=1):
+    for start, stop in value.chunks(1, held=held_to_write(row.scheme), room=worker.room):
         data = as_bytes(value.rows(start, stop).to(dtype))
         sink.write(output.name, offset, data)
         value.release(start, stop)
@@ -217,13 +230,19 @@ def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     scheme = worker.schemes[row.scheme]
     offsets = {output.suffix: output.offset for output in row.outputs}
     names = {output.suffix: output.name for output in row.outputs}
-    for start, stop in value.chunks(scheme.row_multiple):
+    held = held_to_write(row.scheme)
+    for start, stop in value.chunks(scheme.row_multiple, held=held, room=worker.room):
         w = value.rows(start, stop).to(worker.device)
         for suffix, tensor in worker.encode(scheme, w, row.atom.name).items():
             data = as_bytes(tensor)
             sink.write(names[suffix], offsets[suffix], data)
             offsets[suffix] += data.nbytes
         value.release(start, stop)
+
+
+def held_to_write(scheme: str) -> int:
+    """Return the bytes of an element beside what was read: of a cast, or of codes; FP8's are 1."""
+    return 2 if scheme in FP8_SCHEMES else 8
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

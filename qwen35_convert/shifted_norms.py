@@ -43,4 +43,7 @@ def _of_a_layer(atom: Atom) -> bool:
 
 
 def _mean(source: Checkpoint, atom: Atom) -> float:
-    return float(open_value(source, atom).all().float().mean())
+    value = open_value(source, atom)
+    mean = float(value.all().float().mean())
+    value.release(0, value.shape[0])
+    return mean

@@ -29,6 +29,7 @@ from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, check_logits, need
 from qwen35_convert.mmproj_check import mmproj_beside, mmproj_failures
 from qwen35_convert.receipt import RECEIPT, receipt_name, sha256_file
 from qwen35_convert.recipe import RecipeError
+from qwen35_convert.threads import each
 from runtime.values import Value, open_value
 
 if TYPE_CHECKING:
@@ -130,9 +131,9 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
         checks.progress(name)
         return result
 
+    # in the order of the source
     order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
-    with ThreadPoolExecutor(max_workers=checks.workers) as pool:  # in the order of the source
-        found = dict(zip(order, pool.map(one, order), strict=True))
+    found = dict(zip(order, each(one, order, checks.workers), strict=True))
     return [found[name] for name in names]
 
 
@@ -204,18 +205,19 @@ def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
         bad = int((~(torch.isfinite(value.scale) & (value.scale > 0))).sum())
         if bad:
             yield Failure(atom.scale, f"has {bad} scales that are not finite and positive")
-        nan = sum(
-            int((value.data[a:b].view(torch.uint8) & 0x7F == 0x7F).sum()) for a, b in value.chunks()
-        )
+        nan = 0
+        for start, stop in value.chunks(1):
+            codes = value.codes(start, stop).view(torch.uint8)
+            nan += int((codes & 0x7F == 0x7F).sum())
+            value.release(start, stop)
         if nan:
             yield Failure(atom.stored, f"has {nan} codes that are NaN")
-        value.release(0, value.shape[0])
 
 
 def _infinite(value: Value) -> Iterator[Failure]:
     """Judge the values of a GGUF's tensor alone: a scale that is NaN spreads over its block."""
     bad = 0
-    for start, stop in value.chunks():
+    for start, stop in value.chunks(1):
         bad += int((~value.exact(start, stop).isfinite()).sum())
         value.release(start, stop)
     if bad:

@@ -253,15 +253,14 @@ def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
     for value in values:
         num_rows = value.shape[0]
         for first, last in value.chunks():
-            part = value.exact(first, last) if decode else value.stored(slice(first, last))
+            part = value.exact(first, last) if decode else value.codes(first, last)
             out[start + first : start + last].copy_(part)
         value.release(0, num_rows)
         start += num_rows
 
 
 def _scales(value: Value) -> Tensor:
-    assert value.scale is not None, "only FP8 weights have scales"
-    return value.scale
+    return value.scales(0, value.shape[0])
 
 
 def _scale_edge(value: Value) -> int | None:
@@ -270,5 +269,6 @@ def _scale_edge(value: Value) -> int | None:
         return None
     if value.scale.shape[1] == 1:
         return 1
-    by_block = value.scale[::BLOCK].repeat_interleave(BLOCK, 0)[: value.scale.shape[0]]
-    return BLOCK if torch.equal(by_block, value.scale) else None
+    scales = _scales(value)
+    by_block = scales[::BLOCK].repeat_interleave(BLOCK, 0)[: len(scales)]
+    return BLOCK if torch.equal(by_block, scales) else None

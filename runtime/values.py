@@ -6,21 +6,26 @@ acts on each row alone is applied last. So only the rows asked for are read and 
     FP8   to BF16, as it was made: w = codes * scale, the scale of a row being that of its 128-row
           block in the *stored* tensor, also where a cut does not fall on a block's edge
     ggml  blocks of Q4_K and the like to float32
+
+How many rows at once follows from the memory that a caller may use: `chunks` counts what reading
+takes by itself (`read_cost`), and what the caller does with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.layout import Atom
+from formats.layout import FP8_TYPES, Atom
 from formats.ops import (
     VIEWS,
     Op,
     Regroup,
+    Rows,
     Shape,
     Tile,
     Unsqueeze,
@@ -35,8 +40,11 @@ if TYPE_CHECKING:
 
     from formats.remote import Index
 
-CHUNK_BYTES = 4 << 20
+ROOM = 8 << 20
+MOVES = (Regroup, Tile, Rows)
 BLOCK = 128
+NATIVE = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "IQ4_NL", "IQ4_XS", "Q2_K",
+                    "Q3_K", "Q4_K", "Q5_K", "Q6_K"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +54,10 @@ class Value:
     shape     of the whole
     data      its rows as stored; of ggml's blocks the bytes, [R, bytes of a row]. Without bytes
               (torch's meta device) if those are elsewhere: `stored` brings them
-    scale     for FP8 the scale of each row
+    scale     for FP8 the rows of the grid of scales, float32 [G, 1 or ceil(K / 128)]
+    grid      for FP8 which of them each row of `data` has, int64 [R]
     blocks    what is stored, if the rows are blocks of a ggml type; None: they are numbers
-    order     which stored row comes to each place; None: as they are
+    order     which row of `data` comes to each place; None: as they are
     late      what is applied to decoded rows
     """
 
@@ -57,6 +66,7 @@ class Value:
     shape: Shape
     data: Tensor
     scale: Tensor | None
+    grid: Tensor | None = None
     blocks: TensorInfo | None = None
     order: Tensor | None = None
     late: tuple[Op, ...] = ()
@@ -70,11 +80,24 @@ class Value:
 
     def exact(self, start: int, stop: int) -> Tensor:
         """Return rows start to stop, in float32 what was quantised."""
-        return self._take(slice(start, stop) if self.order is None else self.order[start:stop])
+        return self._take(self._index(start, stop))
 
     def pick(self, index: Tensor) -> Tensor:
         """Return these rows, in float32 what was quantised."""
         return self._take(index if self.order is None else self.order[index])
+
+    def codes(self, start: int, stop: int) -> Tensor:
+        """Return rows start to stop as they are stored."""
+        return self.stored(self._index(start, stop))
+
+    def scales(self, start: int, stop: int) -> Tensor:
+        """Return the scales of rows start to stop, float32 [n, 1 or ceil(K / 128)]."""
+        assert self.scale is not None, "only FP8 weights have scales"
+        assert self.grid is not None, "a scale comes with its grid"
+        return self.scale[self.grid[self._index(start, stop)]]
+
+    def _index(self, start: int, stop: int) -> slice | Tensor:
+        return slice(start, stop) if self.order is None else self.order[start:stop]
 
     def _take(self, index: slice | Tensor) -> Tensor:
         if self.blocks is not None:
@@ -83,7 +106,9 @@ class Value:
             part = decode(self.blocks.dtype, self.stored(index), self.blocks.shape[-1])
         else:
             part = self.stored(index)
-            part = part if self.scale is None else decode_rows(part, self.scale[index])
+            if self.scale is not None:
+                assert self.grid is not None, "a scale comes with its grid"
+                part = decode_rows(part, self.scale[self.grid[index]])
         return apply_all(self.late, part)
 
     def stored(self, index: Index) -> Tensor:
@@ -99,73 +124,96 @@ class Value:
         """Return the whole atom."""
         return self.rows(0, self.shape[0])
 
-    def chunks(self, multiple: int = BLOCK) -> Iterator[tuple[int, int]]:
-        """Yield row ranges of about 4 MB whose starts are multiples of `multiple`."""
-        count, width = self.shape[0], self._row_bytes()
-        step = max(1, CHUNK_BYTES // max(1, width) // multiple) * multiple
+    def chunks(
+        self, multiple: int = BLOCK, *, held: int = 2, room: int = ROOM
+    ) -> Iterator[tuple[int, int]]:
+        """Yield row ranges whose starts are multiples of `multiple`.
+
+        held  bytes that the caller holds of each element beside what was read
+        room  bytes that a range may take in all; the least range may take more
+        """
+        count, width = self.shape[0], prod(self.shape[1:])
+        each = width * (read_cost(self.info, moved=self._moved()) + held)
+        step = max(1, room // max(1, each) // multiple) * multiple
         for start in range(0, count, step):
             yield start, min(start + step, count)
 
-    def _row_bytes(self) -> int:
-        """Return the bytes of a row as stored, or decoded where that is more."""
-        decoded = DTYPE_BYTES["F32"] * prod(self.shape[1:])
-        stored: int = self.data[0].numel() * self.data.element_size()
-        return stored if self.blocks is None else decoded
+    @property
+    def info(self) -> TensorInfo:
+        """What the header says of the tensor that the atom is in."""
+        return self.source.infos()[self.atom.stored]
+
+    def _moved(self) -> bool:
+        return self.order is not None or bool(self.late)
 
     def release(self, start: int, stop: int) -> None:
         """Say that these rows have been read, so that their pages can be given back."""
         self.source.release(self.data[start:stop].nbytes)
 
 
+def read_cost(info: TensorInfo, *, moved: bool) -> int:
+    """Return the bytes that reading takes for each element: mapped, decoded, and on the way there.
+
+    moved  its rows are gathered, or something is done to them after decoding
+    """
+    if info.dtype in FP8_TYPES:  # codes, also widened; their scales; the product; BF16
+        return 1 + 3 * 4 + 2 + (4 if moved else 0)
+    if info.dtype not in DTYPE_BYTES:
+        return (5 if info.dtype in NATIVE else 40) + (4 if moved else 0)
+    size = DTYPE_BYTES[info.dtype]
+    return size + (size + 4 if moved else 0)
+
+
 def open_value(source: Checkpoint, atom: Atom, ops: Sequence[Op] = ()) -> Value:
     """Open an atom for reading by rows (its leading axis), after further operations if given."""
     stored, info = source.read(atom.stored), source.infos()[atom.stored]
     views, moves, late = _by_kind((*atom.ops, *ops))
-    if any(isinstance(op, Regroup) for op in views):  # which copies, so that it needs the bytes
-        stored = source.load(atom.stored, stored, ...)
     data = apply_all(views, stored)
-    scale = None
+    scale = grid = None
     if atom.scale is not None:
         lead = sum(isinstance(op, Unstack) for op in views)
         codes = apply_all(views[:lead], stored)
         scale = source.read(atom.scale)
         scale = apply_all(views[:lead], scale) if scale.dim() > 1 else scale
         scale = source.load(atom.scale, scale, ...)
-        scale = apply_all(views[lead:], _scale_of_rows(codes, scale))
+        scale, grid = _scale_grid(codes, scale)
+        grid = apply_all(views[lead:], grid)
     blocks = None if info.dtype in DTYPE_BYTES else info
     shape = shape_after(tuple(ops), atom.shape)
-    return Value(source, atom, shape, data, scale, blocks, _order(moves), late)
+    return Value(source, atom, shape, data, scale, grid, blocks, _order(moves, len(data)), late)
 
 
-def _by_kind(ops: Sequence[Op]) -> tuple[tuple[Op, ...], list[Tile], tuple[Op, ...]]:
+def _by_kind(ops: Sequence[Op]) -> tuple[tuple[Op, ...], tuple[Op, ...], tuple[Op, ...]]:
     """Part operations: cuts of the stored tensor, moves of whole rows, what a row does alone.
 
-    Moves may be taken before what a row does alone: neither changes what the other does.
+    Moves may be taken before what a row does alone: neither changes what the other does. A cut that
+    follows a move is one of the moves.
     """
-    views = [op for op in ops if isinstance(op, (*VIEWS, Regroup)) or op == Unsqueeze(0)]
-    moves = [op for op in ops if isinstance(op, Tile) and op.axis == 0]
-    late = [op for op in ops if op not in views and op not in moves]
-    assert list(ops[: len(views)]) == views, "cuts come first"
-    return tuple(views), moves, tuple(late)
+    views = list(takewhile(lambda op: isinstance(op, VIEWS) or op == Unsqueeze(0), ops))
+    rest = ops[len(views) :]
+    moves = [op for op in rest if isinstance(op, MOVES) and getattr(op, "axis", 0) == 0]
+    late = [op for op in rest if op not in moves]
+    assert not any(isinstance(op, Unstack) for op in late), "stacks are taken apart first"
+    return tuple(views), tuple(moves), tuple(late)
 
 
-def _order(moves: Sequence[Tile]) -> Tensor | None:
-    order = None
-    for move in moves:
-        order = move.order() if order is None else order[move.order()]
-    return order
+def _order(moves: Sequence[Op], count: int) -> Tensor | None:
+    """Return which of `count` rows comes to each place."""
+    import torch
+
+    return apply_all(tuple(moves), torch.arange(count)) if moves else None
 
 
-def _scale_of_rows(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return one row of scales [R, blocks] for each row of codes [R, K]."""
+def _scale_grid(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scales in float32 [G, blocks], and which of them each row of codes [R, K] has."""
     import torch
 
     rows, columns = codes.shape
     if scale.dim() < 2:
-        return scale.float().reshape(1, 1).expand(rows, 1)
+        return scale.float().reshape(1, 1), torch.zeros(rows, dtype=torch.int64)
     if scale.shape == (rows, 1) != (-(-rows // BLOCK), -(-columns // BLOCK)):
-        return scale.float()
-    return scale.float()[torch.arange(rows) // BLOCK]
+        return scale.float(), torch.arange(rows)
+    return scale.float(), torch.arange(rows) // BLOCK
 
 
 def decode_rows(codes: Tensor, scale: Tensor) -> Tensor:
