@@ -83,10 +83,11 @@ def size_of(folder: Path) -> int:
 
 def stream(hub: Hub, place: Path) -> dict[str, Any]:
     """Convert from the hub in a place of its own; say what that took."""
-    homes = dict.fromkeys(("HF_HOME", "TMPDIR", "HOME", "NUMBA_CACHE_DIR"), str(place / "home"))
+    homes = dict.fromkeys(("HF_HOME", "TMPDIR", "HOME"), str(place / "home"))
     (place / "home").mkdir(parents=True)
     environment = os.environ | homes | {
         "HF_ENDPOINT": hub.url, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        "NUMBA_CACHE_DIR": str(place.with_name("compiled")),
     }  # fmt: skip
     command = [sys.executable, "-c", COMMAND, "convert", REPO, "-o", "out", "--stream"]
     hub.seen.clear()

@@ -173,6 +173,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
             "download": ["download", source, "-o", str(out)],
             "convert": ["convert", source, "-o", str(out), "--workers", "2", *more],
             "stream": ["convert", source, "-o", str(out), "--workers", "2", "--stream", *more],
+            "plan": ["convert", source, "-o", str(out), "--plan"],
+            "inspect": ["inspect", source],
         }[command]
         monkeypatch.setattr(sys, "argv", ["qwen35", *words])
         with pytest.raises(SystemExit) as done:
@@ -314,7 +316,7 @@ def test_a_file_of_another_commit_is_refused(
     assert content(tmp_path / "out") == expected[command]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, "plan", "inspect"])
 @pytest.mark.parametrize("what", ["missing", "revision", "closed port", "offline"])
 def test_what_is_not_there_is_refused(
     command: str, what: str, hub: Hub, run: Run, tmp_path: Path, monkeypatch
