@@ -32,13 +32,7 @@ from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
 from qwen35_convert.progress import quiet, rows_bar
-from qwen35_convert.receipt import (
-    Origin,
-    describe_files,
-    make_receipt,
-    receipt_name,
-    version,
-)
+from qwen35_convert.receipt import Origin, describe_files, make_receipt, receipt_name, version
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
 from qwen35_convert.run import Effort, run
 from qwen35_convert.side_files import add_side_files
@@ -334,8 +328,7 @@ def _workers(source: Checkpoint, options: Options) -> int:
     More of them stand at places further apart than the memory reaches, and read blocks twice; the
     network is slower than one thread.
     """
-    alone = 1 if source.remote is not None else default_workers()
-    return options.get("workers") or alone
+    return options.get("workers") or (default_workers() if source.remote is None else 1)
 
 
 def _digest(job: Plan, source: Checkpoint) -> str:
