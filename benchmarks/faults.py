@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.convert import commit
+
 KINDS = ("local", "network")
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
 
@@ -21,7 +23,7 @@ def fault_line(what: str, tried: int, ok: int, seconds: float, **more: Any) -> d
     """Return what is said of one kind of fault."""
     return {
         "what": what, "tried": tried, "ok": ok, **more, "seconds": round(seconds, 1),
-        "machine": platform.machine(), "python": platform.python_version(),
+        "machine": platform.machine(), "python": platform.python_version(), "commit": commit(),
     }  # fmt: skip
 
 
