@@ -21,6 +21,7 @@ test: .venv/ready
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'not gpu and not hub and not big'
 
 fuzz: .venv/ready
+	-$(BIN)/python -m pip install --quiet atheris  # where it installs, it follows coverage
 	for p in safetensors config gguf recipe; do \
 		$(BIN)/python -m tests.fuzz.fuzz_$$p --seconds $(FUZZ_SECONDS) || exit 1; done
 
