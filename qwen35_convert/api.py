@@ -7,64 +7,44 @@ FormatError, QuantError and FetchError (input refused), OutputError (output refu
 
 from __future__ import annotations
 
-import json
 import os
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
 from formats.checkpoint import Checkpoint
 from formats.tensor import FormatError
 from quant.scheme import QuantError
 from qwen35_convert.bench import Bench, Sweep, run_bench
-from qwen35_convert.fetch import Fetched, FetchError, fetch, parse_repo
-from qwen35_convert.file_sink import FileSink, check_out_files, finish_moves
+from qwen35_convert.conversion import (
+    Conversion,
+    Limits,
+    Options,
+    digest_of,
+    verify_shown,
+    write_artifact,
+)
+from qwen35_convert.engine import Means, open_engine
+from qwen35_convert.fetch import Fetched, fetch, parse_repo
+from qwen35_convert.file_sink import check_out_files, finish_moves, is_gguf
 from qwen35_convert.generation import Prompt, generate_text
 from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.inspection import Inspection, inspect_checkpoint
-from qwen35_convert.journal import Journal
 from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
-from qwen35_convert.memory import Limit, Share, fit_memory, fit_verification
+from qwen35_convert.memory import Limit, fit_memory, fit_verification
 from qwen35_convert.missing import MissingError
 from qwen35_convert.plan import Plan
 from qwen35_convert.planning import make_plan
-from qwen35_convert.progress import quiet, rows_bar
-from qwen35_convert.receipt import Origin, describe_files, make_receipt, receipt_name, version
+from qwen35_convert.progress import quiet, rows_bar, say
+from qwen35_convert.receipt import receipt_name
 from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
-from qwen35_convert.run import Effort, run
-from qwen35_convert.side_files import add_side_files
-from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, check_out, writing
+from qwen35_convert.sink import OutputError, check_out
 from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text import DEFAULT
-from qwen35_convert.verify import Checks, Report
-from qwen35_convert.verify import verify as verify_artifact
+from qwen35_convert.verify import Checks, Report, check_verifiable
 
 DEFAULT_RECIPE, DEQUANTISING_RECIPE, GGUF_RECIPE = "fp8-block", "bf16-split", "gguf-q8_0"
 MAX_DEFAULT_WORKERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """A finished conversion: where it is, its plan, its receipt, its verification (if any)."""
-
-    out: Path
-    plan: Plan
-    receipt: bytes
-    report: Report | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the conversion as `convert --json` prints it."""
-        return {
-            "out": str(self.out),
-            "tensors": len(self.plan.tensors),
-            "bytes": self.plan.nbytes,
-            "notes": list(self.plan.notes),
-            "receipt": json.loads(self.receipt),
-            "verify": self.report.as_dict() if self.report else None,
-        }
 
 
 def _check_device(device: str) -> None:
@@ -111,11 +91,6 @@ def _plan(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
     return make_plan(source, recipe, out.stem)
 
 
-def is_gguf(out: Path) -> bool:
-    """Whether OUT is to be a GGUF file: its name ends so."""
-    return out.suffix == ".gguf"
-
-
 def download(
     repo: str, out: str | Path, *, revision: str | None = None, progress: bool = False
 ) -> Fetched:
@@ -149,38 +124,6 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
     )  # fmt: skip
 
 
-class Limits(TypedDict, total=False):
-    """What to work with.
-
-    workers       threads (default: cores, at most 8; for a stream one); fewer if memory is short
-    memory_limit  what the process may take (default: 3/4 of what is free)
-    """
-
-    workers: int | None
-    memory_limit: Limit | None
-
-
-class Options(Limits, total=False):
-    """How a conversion runs; only `overrides`, and `verify` in the receipt, change its result.
-
-    overrides  KEY=VALUE changes to the default recipe
-    device     cpu or cuda: where to quantise
-    overwrite  replace a model at `out`
-    verify     compare with the source after writing (default)
-    progress   show bars on stderr
-    on_plan    called with the plan before anything is read
-    stream     read a source on the hub by ranges, without a copy on the disk
-    """
-
-    overrides: tuple[str, ...]
-    device: str
-    overwrite: bool
-    verify: bool
-    progress: bool
-    on_plan: Callable[[Plan], object]
-    stream: bool
-
-
 def convert(
     source: str | Path, out: str | Path, recipe: Recipe | None = None, **options: Unpack[Options]
 ) -> Conversion:
@@ -192,7 +135,9 @@ def convert(
     _check_device(options.get("device", "cpu"))
     progress, stream = options.get("progress", False), options.get("stream", False)
     opened, origin = open_source(source, progress=progress, stream=stream)
-    overwrite = options.get("overwrite", False)
+    overwrite, engine = options.get("overwrite", False), options.get("engine", "threads")
+    if stream and engine != "threads":
+        raise RecipeError(f"engine {engine} reads files of a shared file system, not a stream")
     if not is_gguf(out):
         origin_path = opened.read_files()[0] if opened.gguf else opened.folder
         check_out(out, origin_path, overwrite=overwrite)
@@ -200,33 +145,27 @@ def convert(
     job = _plan(opened, chosen, out)
     if is_gguf(out):
         names = [shard.name for shard in job.shards]
-        if finish_moves(out, out.with_name(names[0]), _digest(job, opened)):
+        if finish_moves(out, out.with_name(names[0]), digest_of(job, opened)):
             receipt = out.with_name(receipt_name(out)).read_bytes()
             return Conversion(out, job, receipt, None)
         check_out_files(out, names, opened.read_files(), overwrite=overwrite)
     if options.get("verify", True):
-        _check_verifiable(job)
+        check_verifiable(job)
     if options.get("verify", True) and job.recipe.verify.level == "logits":
         token_rows(opened, job.recipe.verify.text)  # refused now, not after the work
     options.get("on_plan", _keep_quiet)(job)
+    workers, limit = options.get("workers"), options.get("memory_limit")
     share = fit_memory(
-        job, opened, options.get("memory_limit"), _workers(opened, options),
-        verify=options.get("verify", True),
-    )  # fmt: skip
-    return _write(job, opened, origin, out, share, options)
+        job, opened, limit, _workers(opened, options), verify=options.get("verify", True)
+    )
+    heard = say if options.get("progress") else _keep_quiet
+    place = opened.folder if origin.repo else Path(source)
+    with open_engine(engine, place, workers=workers, limit=limit) as convert_rows:
+        return write_artifact(job, opened, origin, out, Means(convert_rows, share, heard), options)
 
 
-def _check_verifiable(job: Plan) -> None:
-    """Refuse to verify a slice of a GGUF file that cannot be opened: its vocabulary is missing."""
-    if job.recipe.only and not job.config and "token_embd.weight" not in job.tensors:
-        raise RecipeError(
-            f"only is {job.recipe.only!r}: a GGUF file without token_embd.weight cannot be "
-            "opened again to verify it\n  fix   add --no-verify"
-        )
-
-
-def _keep_quiet(_: Plan) -> None:
-    """Keep quiet about a plan."""
+def _keep_quiet(_: object) -> None:
+    """Keep quiet about a plan, or about what happens."""
 
 
 def quantize(
@@ -245,7 +184,7 @@ def verify(
     workers = limits.get("workers") or default_workers()
     fit = fit_verification(source, limits.get("memory_limit"), workers)
     checks = Checks(level, logits, fit)
-    return _verify(Path(artifact), source, checks, bar=progress)
+    return verify_shown(Path(artifact), source, checks, bar=progress)
 
 
 def imatrix(
@@ -275,53 +214,6 @@ def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     return generate_text(opened, prompt)
 
 
-def checks_of(recipe: Recipe, workers: int) -> Checks:
-    """Return the checks a recipe asks for."""
-    asked = recipe.verify
-    limits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1)
-    return Checks(asked.level, limits, workers, partial=recipe.only is not None)
-
-
-def _verify(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) -> Report:
-    total = len(source.layout.atoms) if source else 0
-    with rows_bar(total, "verify") if bar and total else quiet() as advance:
-        return verify_artifact(out, source, replace(checks, progress=lambda _: advance()))
-
-
-def _write(
-    job: Plan, source: Checkpoint, origin: Origin, out: Path, share: Share, options: Options
-) -> Conversion:
-    """Write aside, verify what was written, seal it with the receipt, give it its name."""
-    sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
-    digest = _digest(job, source)
-    sink.open()
-    try:
-        _check_still_free(sink, overwrite=options.get("overwrite", False))
-        source_files = _fill(job, source, origin, sink, share, options)
-        if job.config:
-            add_side_files(job, source, sink)
-        report = None
-        if options.get("verify", True):
-            checks = replace(checks_of(job.recipe, share.verifiers), weights=job.weights)
-            report = _verify(sink.artifact, source, checks, bar=options.get("progress", False))
-        _check_unchanged(job, source, digest)
-        with writing(out, "reading it again", sink.left):
-            output_files = describe_files(sink.artifact_files(), share.workers)
-        measured = report.schemes if report else None
-        receipt = make_receipt(job, origin, source_files, output_files, measured)
-        sink.add_file(sink.receipt, receipt)
-        sink.commit()
-    except (QuantError, FormatError):
-        sink.discard()
-        raise
-    except FetchError as error:
-        error.left = sink.left
-        raise
-    finally:
-        sink.close()
-    return Conversion(out, job, receipt, report)
-
-
 def _workers(source: Checkpoint, options: Options) -> int:
     """Return the number of threads. A stream has one reader unless more are asked for.
 
@@ -331,79 +223,6 @@ def _workers(source: Checkpoint, options: Options) -> int:
     return options.get("workers") or (default_workers() if source.remote is None else 1)
 
 
-def _digest(job: Plan, source: Checkpoint) -> str:
-    """Return what ties a journal to source, recipe and version. FormatError if a file is gone."""
-    try:
-        return f"{job.digest(source)} {version()}"
-    except OSError as error:
-        raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
-
-
-def _check_unchanged(job: Plan, source: Checkpoint, digest: str) -> None:
-    """Refuse what was made of a source that is now another."""
-    if _digest(job, source) != digest:
-        raise FormatError(f"{source.folder} changed while it was converted")
-
-
-def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
-    """Refuse an OUT that another conversion finished after this one had looked."""
-    out = sink.out
-    if not overwrite and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
-        sink.discard()
-        raise OutputError(f"{out} was written by another conversion meanwhile")
-
-
-def _fill(
-    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, share: Share,
-    options: Options,
-) -> dict[str, Any]:  # fmt: skip
-    """Write all tensors; meanwhile hash the source, and return its files.
-
-    A stream is hashed as it comes, unless it is read in part.
-    """
-    journal = Journal(sink.work / JOURNAL, _digest(job, source), sink.left)
-    if journal.resume():
-        if not sink.is_whole():
-            journal.forget()
-    else:
-        _check_abandoned(sink, overwrite=options.get("overwrite", False))
-        sink.clear()
-    sink.create()
-    journal.start()
-    todo = len(job.rows) - len(journal.done)
-    shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
-    stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
-        near = [path for path in job.read_files(source) if not source.is_far(path)]
-        hashes = hasher.submit(describe_files, near, share.workers, origin.hashes, stop)
-        try:
-            if source.remote is not None and job.recipe.only is None:
-                source.remote.begin()
-            device = options.get("device", "cpu")
-            run(job, source, sink, journal, Effort(share.workers, device, advance, share.room))
-            return _describe_far(job, source) | hashes.result()
-        except OSError as error:
-            raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
-        finally:
-            stop.set()
-
-
-def _describe_far(job: Plan, source: Checkpoint) -> dict[str, Any]:
-    """Return the files that are on the hub, with the hashes that were held against the bytes."""
-    if source.remote is None:
-        return {}
-    far = [path for path in job.read_files(source) if source.is_far(path)]
-    return source.remote.describe(far, source.files_of(row.atom for row in job.rows))
-
-
-def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
-    if (sink.work / JOURNAL).exists() and not overwrite:
-        raise OutputError(
-            f"{sink.out}: an unfinished conversion of another source or recipe is in {sink.work}\n"
-            "  fix   finish it with its own recipe, or add --overwrite to discard it"
-        )
-
-
 __all__ = [
     "Bench",
     "Conversion",
@@ -411,6 +230,7 @@ __all__ = [
     "Limit",
     "LogitsCheck",
     "MissingError",
+    "Options",
     "OutputError",
     "Prompt",
     "QuantError",

@@ -103,6 +103,9 @@ def convert(
     stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
+    engine: Annotated[str, typer.Option(
+        help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
+             "Threads and memory are then each node's.")] = "threads",
     json: Json = False,
 ) -> None:  # fmt: skip
     """Convert a checkpoint by a recipe, then verify the result against its source.
@@ -116,6 +119,7 @@ def convert(
     options: Options = {
         "overrides": changes, "workers": workers, "memory_limit": _limit(memory_limit),
         "device": device, "stream": stream, "overwrite": overwrite, "verify": not no_verify,
+        "engine": engine,
     }  # fmt: skip
     _convert(source, out, chosen, options, plan=plan, json=json)
 

@@ -30,6 +30,11 @@ MOVES = "moves"
 MAGIC = b"GGUF"
 
 
+def is_gguf(out: Path) -> bool:
+    """Whether OUT is to be a GGUF file: its name ends so."""
+    return out.suffix == ".gguf"
+
+
 def check_out_files(
     out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
 ) -> None:
@@ -45,12 +50,12 @@ def check_out_files(
             raise OutputError(f"{path} is no file, expected a GGUF file or nothing")
         if not overwrite:
             raise OutputError(f"{path} exists\n  fix   name another OUT, or add --overwrite")
-        if not _is_gguf(path):
+        if not _holds_gguf(path):
             raise OutputError(f"{path} is no GGUF file, so --overwrite does not replace it\n"
                               "  fix   name another OUT")  # fmt: skip
 
 
-def _is_gguf(path: Path) -> bool:
+def _holds_gguf(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 

@@ -20,6 +20,11 @@ def rows_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
         yield advance
 
 
+def say(text: str) -> None:
+    """Write a line on stderr, above the bar if there is one."""
+    tqdm.write(f"note: {text}", file=sys.stderr)
+
+
 @contextmanager
 def quiet() -> Iterator[Callable[[], None]]:
     """Yield what advances no bar."""

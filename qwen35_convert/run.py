@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,12 +39,14 @@ class Effort:
     device   where to quantise
     advance  called after each row
     room     bytes of a row that a worker holds at once
+    say      called with what happened on the way, such as the loss of a node
     """
 
     workers: int
     device: str
     advance: Callable[[], object]
     room: int = ROOM
+    say: Callable[[str], object] = lambda _: None
 
 
 @dataclass(slots=True)
@@ -87,22 +90,46 @@ def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effo
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
     which the same call goes on.
     """
+    pending = in_file_order(plan, source, journal)
+    with closing(convert_rows(plan, source, sink, pending, effort)) as done, _waking(source):
+        _collect(done, _Ledger(plan, source, sink, journal), effort.advance)
+
+
+def convert_rows(
+    plan: Plan, source: Checkpoint, sink: FolderSink, rows: Sequence[int], effort: Effort
+) -> Generator[int, None, None]:
+    """Convert rows on threads; yield the number of each when it is written, not yet durable.
+
+    Raises what a row raised; closing the iterator stops the threads.
+    """
     _one_torch_thread()
-    pending = _in_file_order(plan, source, journal)
-    work = _Work(plan, source, sink, effort, pending=pending)
+    work = _Work(plan, source, sink, effort, pending=rows)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
-        for thread in threads:
-            thread.start()
-        _collect(work, journal, sink, effort.advance)
-    except BaseException:
-        work.interrupt()
-        raise
+        with _waking(source):
+            for thread in threads:
+                thread.start()
+            for _ in range(work.count):
+                result = work.results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                yield result
     finally:
         work.stop.set()
         for thread in threads:
             if thread.ident is not None:  # interrupted before it was started
                 thread.join()
+
+
+@contextmanager
+def _waking(source: Checkpoint) -> Iterator[None]:
+    """Wake threads that wait for a source far away, when the work is abandoned."""
+    try:
+        yield
+    except BaseException:
+        if source.remote is not None:
+            source.remote.interrupt()
+        raise
 
 
 def _one_torch_thread() -> None:
@@ -112,7 +139,9 @@ def _one_torch_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
+def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
+    """Return the rows that the journal has not, in the order of the source's bytes."""
+
     def position(index: int) -> tuple[str, int, int]:
         return *source.position(plan.rows[index].atom.stored), index
 
@@ -147,20 +176,6 @@ class _Work:
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
 
-    def proven(self, index: int) -> bool:
-        """Tell whether the row was made from bytes that are known to be right."""
-        return self._source.proven([self._plan.rows[index].atom])
-
-    def finish(self) -> None:
-        """Prove what the rows were made from, where that is still open."""
-        if self._source.remote is not None:
-            self._source.remote.finish()
-
-    def interrupt(self) -> None:
-        """Wake threads that wait for a source far away."""
-        if self._source.remote is not None:
-            self._source.remote.interrupt()
-
     def _hand_over(self, result: int | BaseException) -> None:
         while not self.stop.is_set():
             try:
@@ -170,33 +185,42 @@ class _Work:
         return None
 
 
-def _collect(
-    work: _Work, journal: Journal, sink: FolderSink, advance: Callable[[], object]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ledger:
+    """Puts rows into the journal once their bytes are durable, and known to be right."""
+
+    plan: Plan
+    source: Checkpoint
+    sink: FolderSink
+    journal: Journal
+
+    def record(self, finished: set[int]) -> None:
+        """Make rows durable, journal them, take them out of `finished`; unproven ones wait."""
+        proven = {i for i in finished if self.source.proven([self.plan.rows[i].atom])}
+        if proven:
+            self.sink.sync()
+            self.journal.append(proven)
+            finished -= proven
+
+    def prove(self) -> None:
+        """Prove what the rows were made from, where that is still open."""
+        if self.source.remote is not None:
+            self.source.remote.finish()
+
+
+def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]) -> None:
     finished: set[int] = set()
     last = time.monotonic()
     try:
-        for _ in range(work.count):
-            result = work.results.get()
-            if isinstance(result, BaseException):
-                raise result
-            finished.add(result)
+        for index in done:
+            finished.add(index)
             advance()
             if time.monotonic() - last > JOURNAL_SECONDS:
-                _record(finished, work, journal, sink)
+                ledger.record(finished)
                 last = time.monotonic()
-        work.finish()
+        ledger.prove()
     finally:
-        _record(finished, work, journal, sink)
-
-
-def _record(finished: set[int], work: _Work, journal: Journal, sink: FolderSink) -> None:
-    """Make rows durable and journal them, and take them out of `finished`; unproven ones wait."""
-    proven = {index for index in finished if work.proven(index)}
-    if proven:
-        sink.sync()
-        journal.append(proven)
-        finished -= proven
+        ledger.record(finished)
 
 
 def make_worker(plan: Plan, device: str, room: int) -> Worker:

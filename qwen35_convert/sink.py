@@ -48,6 +48,15 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f".{out.name}{PARTIAL_SUFFIX}")
 
 
+def read_mark(out: Path) -> str:
+    """Return the token in the lock file of OUT, empty if there is no such file here."""
+    lock = partial_of(out) / LOCK
+    try:
+        return lock.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
     """Refuse an OUT that would harm something: the source, or what stands there already."""
     place, origin = out.resolve(), source.resolve()
@@ -122,6 +131,19 @@ class FolderSink:
         if not path.exists() or path.stat().st_ino != mine.st_ino:
             self.close()
             raise OutputError(f"{self.out} was being written by another conversion until now")
+
+    def mark(self, token: str) -> None:
+        """Put a token into the lock file, by which others recognise this conversion's folder."""
+        with writing(self.out, "writing the lock", self.left):
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, token.encode(), 0)
+            os.fsync(self._lock)
+
+    def attach(self) -> None:
+        """Open the files that another process has reserved and locked."""
+        with writing(self.out, "opening its files", self.left):
+            for shard in self._shards:
+                self._files[shard.name] = os.open(self.work / shard.name, os.O_RDWR)
 
     def clear(self) -> None:
         """Remove what an abandoned conversion left."""

@@ -27,6 +27,7 @@ from qwen35_convert.compare import PLAIN, Compared, compare_atom, missing_atoms
 from qwen35_convert.failure import Failure
 from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
 from qwen35_convert.mmproj_check import mmproj_beside, mmproj_failures
+from qwen35_convert.plan import Plan
 from qwen35_convert.receipt import RECEIPT, receipt_name, sha256_file
 from qwen35_convert.recipe import RecipeError
 from qwen35_convert.threads import each
@@ -118,6 +119,15 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
         schemes=_by_scheme(compared), failures=failures,
         against=str(source.folder) if source else None, logits=logits,
     )  # fmt: skip
+
+
+def check_verifiable(plan: Plan) -> None:
+    """Refuse to verify a slice of a GGUF file that cannot be opened: its vocabulary is missing."""
+    if plan.recipe.only and not plan.config and "token_embd.weight" not in plan.tensors:
+        raise RecipeError(
+            f"only is {plan.recipe.only!r}: a GGUF file without token_embd.weight cannot be "
+            "opened again to verify it\n  fix   add --no-verify"
+        )
 
 
 def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> list[Compared]:
