@@ -224,7 +224,7 @@ class Crew:
         if not self.calls:
             time.sleep(LOOK_SECONDS / 10)
             return
-        from ray.exceptions import ObjectLostError, RayActorError
+        from ray.exceptions import RayError, RayTaskError
 
         answered, _ = self.ray.wait(list(self.calls), timeout=LOOK_SECONDS)
         for call in answered:
@@ -232,7 +232,9 @@ class Crew:
             batch, member.batch = member.batch, None
             try:
                 error = self.ray.get(call)
-            except (RayActorError, ObjectLostError) as loss:
+            except RayTaskError:  # a bug of ours
+                raise
+            except RayError as loss:  # its process, its node or its answer is gone
                 self._lose(member, batch, batches, loss)
                 continue
             if error is not None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from qwen35_convert.memory import Limit
 from qwen35_convert.missing import MissingError
 from qwen35_convert.receipt import version
 from qwen35_convert.recipe import RecipeError, read_recipe
+from qwen35_convert.run import Effort
 from qwen35_convert.sink import FolderSink, OutputError, partial_of
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint
 
@@ -78,8 +80,9 @@ def files_of(path: Path) -> dict[str, bytes]:
 @pytest.fixture
 def one_node(nodes, monkeypatch):
     """Let only one node be seen: each that works has to load torch first."""
-    seen = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    monkeypatch.setattr(ray, "nodes", lambda: seen[:1])
+    living = nodes.nodes[0].node_id
+    seen = [node for node in ray.nodes() if node["NodeID"] == living]
+    monkeypatch.setattr(ray, "nodes", lambda: seen)
     return nodes
 
 
@@ -174,9 +177,10 @@ def test_what_a_node_refuses_leaves_the_work_that_is_done(tmp_path, one_node, mo
 
 def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
     out = tmp_path / "out"
-    node = [node for node in ray.nodes() if node["Alive"]]
-    code = ("import ray\nfrom qwen35_convert import cli, engine_ray\n"
-            f"ray.nodes = lambda: {node}\nengine_ray.BATCH_BYTES = 1\ncli.main()")  # fmt: skip
+    code = (
+        "import ray\nfrom qwen35_convert import cli, engine_ray\n"
+        f"ray.nodes = lambda: {ray.nodes()}\nengine_ray.BATCH_BYTES = 1\ncli.main()"
+    )
     command = [sys.executable, "-c", code, "convert", str(nano), "-o", str(out), "--engine", "ray"]
     environment = os.environ | {"RAY_ADDRESS": one_node.cluster.address, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, text=True,
@@ -193,10 +197,62 @@ def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
     assert said.count("qwen35: interrupted") == 1
     assert "Traceback" not in said
     assert not out.exists()
-    done = api.convert(nano, out, engine="ray")
+    done = api.convert(nano, out)  # by whatever engine
     api.convert(nano, tmp_path / "one")
     assert done.report is not None
     assert files_of(out) == files_of(tmp_path / "one")
+
+
+class Answers:
+    """Ray as one call sees it: it answers with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.killed = error, []
+
+    def wait(self, calls, timeout):
+        return calls, []
+
+    def get(self, _):
+        raise self.error
+
+    def kill(self, actor) -> None:
+        self.killed.append(actor)
+
+
+def crew_of(error: Exception) -> engine_ray.Crew:
+    effort = Effort(1, "cpu", lambda: None)
+    crew = engine_ray.Crew(Answers(error), None, None, effort, "what is done stays")
+    crew.calls["call"] = engine_ray.Member("id", "far", "actor", engine_ray.Batch([1, 2]))
+    return crew
+
+
+@pytest.mark.parametrize("error", [
+    ray.exceptions.ActorUnschedulableError("gone"), ray.exceptions.ActorDiedError(),
+    ray.exceptions.RayError(),
+])  # fmt: skip
+def test_a_node_lost_in_whatever_way_gives_its_rows_back(error):
+    crew, batches = crew_of(error), deque()
+    assert list(crew.collect(batches)) == []
+    assert [batch.rows for batch in batches] == [[1, 2]]
+    assert crew.ray.killed == ["actor"]
+    assert not crew.busy()
+
+
+def test_rows_that_take_three_nodes_with_them_are_given_up():
+    crew = crew_of(ray.exceptions.ActorDiedError())
+    crew.calls["call"].batch.losses = engine_ray.MAX_LOSSES - 1
+    with pytest.raises(OutputError, match="3 nodes were lost over the same rows") as given_up:
+        list(crew.collect(deque()))
+    assert given_up.value.left == "what is done stays"
+
+
+def test_without_any_node_it_ends(monkeypatch):
+    crew = crew_of(ValueError())
+    crew.calls.clear()
+    crew.ray.nodes = list
+    monkeypatch.setattr(engine_ray, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(OutputError, match="no node of the Ray cluster is left"):
+        crew.enlist()
 
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path, nano, monkeypatch):
