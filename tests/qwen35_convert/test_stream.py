@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from qwen35_convert import api, source, stream
+from qwen35_convert import api, engine, source, stream
 from qwen35_convert.fetch import FetchError, fetch
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.sink import partial_of
@@ -121,13 +121,13 @@ def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub
 def test_one_thread_reads_a_stream_unless_more_are_asked_for(publish, tmp_path, monkeypatch):
     """Several stand at places further apart than the memory reaches, and read blocks twice."""
     publish()
-    run, workers = api.run, []
+    run, workers = engine.run, []
 
     def noted(*arguments):
         workers.append(arguments[-1].workers)
         run(*arguments)
 
-    monkeypatch.setattr(api, "run", noted)
+    monkeypatch.setattr(engine, "run", noted)
     monkeypatch.setattr(api, "default_workers", lambda: 8)
     for name, asked_for in (("one", None), ("two", 2)):
         api.convert(REPO, tmp_path / name, stream=True, verify=False, workers=asked_for)
