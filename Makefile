@@ -18,7 +18,7 @@ demo: .venv/ready
 	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'not gpu and not hub and not big'
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -m 'not gpu and not hub and not big'
 
 fuzz: .venv/ready
 	-$(BIN)/python -m pip install --quiet atheris  # where it installs, it follows coverage

@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 NODES = 4
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all
 
 
 class Nodes:
@@ -97,7 +98,7 @@ def test_a_killed_nodes_rows_are_done_by_others(tmp_path, nano, nodes, monkeypat
         journalled.append(len(rows))
 
     def kill_midway(crew, batches) -> None:
-        if crew.idle and len(journalled) >= 3 and not killed:
+        if batches and crew.idle and len(journalled) >= 3 and not killed:
             killed.append(crew.idle[-1].node)  # who gets the next batch
             nodes.kill(killed[0])
         hand_out(crew, batches)
