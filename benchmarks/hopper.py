@@ -1,16 +1,22 @@
-"""Time whole models of random weights against the floors of the card: decoding and prompts.
+"""Time whole models of random weights against the floors of the card, and the delta rule alone.
 
-    python benchmarks/hopper.py [--models 27B-fp8 ...] [--only decode prefill ...] [--check-only]
+    python -m benchmarks.hopper [--models 27B-fp8 ...] [--only decode gdn_decode ...] [--check-only]
+
+    decode, prefill           one token for each sequence of a batch; a prompt
+    gdn_prefill, gdn_decode   the delta rule of one layer, with the heads of the model
 
 First the model is checked: two layers of it, a prompt and a few decode steps, against the same on
-the CPU in float32. What fails is not timed, and the exit code is 1. Then each step is timed as a
-CUDA graph and as single launches: the median of some repeats. One JSON line for each is appended to
-benchmarks/results/hopper.jsonl:
+the CPU in float32; the rule alone against the recurrence in float64. What fails is not timed, and
+the exit code is 1. Then each step is timed as a CUDA graph and as single launches: the median of
+some repeats; the rule with the L2 cache overwritten before each. One JSON line for each is appended
+to benchmarks/results/hopper.jsonl:
 
-    ms, eager_ms          of the graph, of single launches
-    floor_ms              least bytes or operations of it on this card (`runtime/floors.py`)
-    fraction_of_floor     floor_ms / ms
-    peer_ms, peer         what another engine needs, as its makers publish it, where they do
+    ms, eager_ms                 of the graph, of single launches
+    floor_ms                     least bytes or operations of it on this card (`runtime/floors.py`)
+    fraction_of_floor            floor_ms / ms
+    fraction_of_copy_bandwidth   of gdn_decode: its bytes / ms over what a device copy reaches
+    peer_ms, peer                what another engine needs: models as its makers publish it, the
+                                 rule measured beside ours, if flash-linear-attention is installed
 
 `--device cpu` runs tiny models in Triton's interpreter, to test this script.
 """
@@ -25,6 +31,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +42,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.convert import commit
+from benchmarks.hopper_rule import measure_rule
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.kernels.launch import interpreting
@@ -47,6 +55,7 @@ RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
 CONTEXT = 4096
 MODELS = ("27B-fp8", "35B-A3B-fp8", "9B-bf16", "0.8B-bf16")
 TINY = ("tiny-bf16", "tiny-moe-fp8")
+WHAT = ("decode", "prefill", "gdn_prefill", "gdn_decode")
 BATCHES = (1, 8, 64)
 PROMPTS = (512, 8192)
 # SGLang's cookbook: one request of 8192 tokens on an H100, HTTP and MTP prefill included; TPOT on
@@ -143,7 +152,9 @@ def running(device: str) -> AbstractContextManager[None]:
 def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
     """Return the lines of a model."""
     size, kind = name.rsplit("-", 1)
-    fp8, device = kind == "fp8", options.device
+    fp8, device, steps = kind == "fp8", options.device, {"decode", "prefill"} & set(options.only)
+    if not steps:
+        return []
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     verdict = check(size, device, dtype, fp8=fp8)
     print(name, json.dumps(verdict), flush=True)
@@ -156,9 +167,7 @@ def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
         floor = decode_floor_ms(config, card, fp8=fp8, batch=batch, context=context)
         with running(device):
             took = decode_time(model, batch, context)
-        lines.append(
-            line("decode", name, took, floor) | {"batch": batch, "context": context, "heads": None}
-        )
+        lines.append(line("decode", name, took, floor) | {"batch": batch, "context": context})
     for tokens in PROMPTS if "prefill" in options.only else ():
         tokens = min(tokens, 10) if tiny else tokens
         floor = prefill_floor_ms(config, card, fp8=fp8, tokens=tokens)
@@ -178,6 +187,8 @@ def line(what: str, name: str, took: Timing, floor: float) -> dict[str, Any]:
 
 def with_peer(found: dict[str, Any]) -> dict[str, Any]:
     """Add the published figure of another engine, where it is for the same batch and length."""
+    if "peer_ms" in found:
+        return found
     same = found.get("batch") == 1 and found.get("tokens", 8192) == 8192
     peer = PEERS.get((found["what"], found["model"])) if same else None
     return found | ({"peer_ms": peer[0], "peer": peer[1]} if peer else {"peer_ms": None})
@@ -187,11 +198,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; return 1 if a check failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--models", nargs="+", choices=(*MODELS, *TINY), metavar="MODEL")
-    parser.add_argument("--only", nargs="+", choices=("decode", "prefill"),
-                        default=("decode", "prefill"))  # fmt: skip
+    parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT, metavar="WHAT")
     parser.add_argument("--check-only", action="store_true", help="time and record nothing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
+    parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     on_gpu = options.device == "cuda"
@@ -199,25 +211,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     card = card_of(named) if on_gpu else Card("interpreter", 1e9)
     assert card is not None, f"no floors are known for {named}"
     told = {
-        "card": named, "commit": commit(),
+        "card": named, "commit": options.commit or commit(),
         "versions": {package: metadata.version(package) for package in ("torch", "triton")},
     }  # fmt: skip
     print(json.dumps(told | {"seed": options.seed}))
     failed = 0
     for name in options.models or (MODELS if on_gpu else TINY):
-        for found in measure(name, card, options):
+        rules = () if name in TINY else measure_rule(name, card, options)
+        for found in chain(measure(name, card, options), rules):
             failed += found["what"] == "check" and not found["passed"]
-            record(with_peer(found) | told, on_gpu=on_gpu and not options.check_only)
+            kept = options.results if on_gpu and not options.check_only else None
+            record(with_peer(found) | told, kept)
     return int(failed > 0)
 
 
-def record(found: dict[str, Any], *, on_gpu: bool) -> None:
+def record(found: dict[str, Any], results: Path | None) -> None:
     """Print a line, and keep it if it was measured."""
     shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
     print(json.dumps(shown), flush=True)
-    if on_gpu and "ms" in found:
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("a") as file:
+    if results is not None and "ms" in found:
+        results.parent.mkdir(exist_ok=True)
+        with results.open("a") as file:
             file.write(json.dumps(shown) + "\n")
 
 

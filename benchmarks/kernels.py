@@ -1,6 +1,6 @@
 """Check every kernel of the runtime on a CUDA device, then time it.
 
-    python benchmarks/kernels.py [--only KERNEL ...] [--check-only] [--jobs 12]
+    python -m benchmarks.kernels [--only KERNEL ...] [--check-only] [--jobs 12]
 
 Each output is compared with a float64 reference (`benchmarks/cases`), on fresh random inputs, with
 new tensors poisoned and pools compared wholly. What fails is reported, not timed, and the exit code
@@ -159,11 +159,12 @@ def timed(call: Callable[[], Any], device: str) -> dict[str, Any]:
         with torch.cuda.graph(graph):
             call()
     except RuntimeError:
-        return {"ms": _median(call), "timed": "eager"}
-    return {"ms": _median(graph.replay), "timed": "graph"}
+        return {"ms": eager(call), "timed": "eager"}
+    return {"ms": eager(graph.replay), "timed": "graph"}
 
 
-def _median(call: Callable[[], Any], repeat: int = 30) -> float:
+def eager(call: Callable[[], Any], repeat: int = 30) -> float:
+    """Return the median milliseconds of calls on the device, each with a cold L2 cache."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
     for start, end in events:
@@ -188,7 +189,7 @@ def copy_bandwidth(device: str) -> float:
         return 1.0
     source, target = (torch.empty(COPY_BYTES, dtype=torch.int8, device=device) for _ in range(2))
     source.random_()
-    return 2 * COPY_BYTES / _median(lambda: target.copy_(source)) / 1e6
+    return 2 * COPY_BYTES / eager(lambda: target.copy_(source)) / 1e6
 
 
 def measure(row: Row, model: str, shape: dict[str, Any], options: Any) -> dict[str, Any]:
@@ -216,7 +217,6 @@ def about(bandwidth: float, device: str) -> dict[str, Any]:
         "card": torch.cuda.get_device_name() if device == "cuda" else "interpreter",
         "copy_gb_per_s": round(bandwidth, 1),
         "versions": {name: metadata.version(name) for name in ("torch", "triton")},
-        "commit": commit(),
     }
 
 
@@ -243,7 +243,7 @@ def compile_ahead(kernels: Sequence[str], jobs: int) -> None:
     """Compile in other processes; what they find is found again, alone on the device."""
 
     def one(kernel: str) -> None:
-        command = [sys.executable, __file__, "--check-only", "--only", kernel]
+        command = [sys.executable, "-m", "benchmarks.kernels", "--check-only", "--only", kernel]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -267,12 +267,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
+    parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
     options = parser.parse_args(arguments)
     if options.jobs:
         compile_ahead(options.only or names, options.jobs)
     torch.manual_seed(options.seed)
     options.bandwidth = 0.0 if options.check_only else copy_bandwidth(options.device)
-    told = about(options.bandwidth, options.device)
+    told = about(options.bandwidth, options.device) | {"commit": options.commit or commit()}
     print(json.dumps(told | {"seed": options.seed}))
     failed = 0
     with interpreting() if options.device == "cpu" else nullcontext():

@@ -28,7 +28,7 @@ from formats.config import Config
 from runtime.kernels.gemm_fp8 import Weight, linear
 from runtime.kernels.mlp import silu_mul
 from runtime.kernels.moe import MoeWeights, route, router_logits
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.rmsnorm import add_rmsnorm, rmsnorm
 from runtime.load import Loader, check
 from runtime.model import (
     Attention,
@@ -204,8 +204,7 @@ class _Walk:
     ) -> Tensor:
         if isinstance(w, Gdn):
             self.found.add(_named(prefix + "linear_attn.", GDN_IN), x)
-            o, z = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context)
-            heads = gated_rmsnorm(o, z, w.norm, self.config.eps).flatten(1)
+            heads = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context).flatten(1)
             self.found.add([prefix + "linear_attn.out_proj"], heads)
         else:
             self.found.add(_named(prefix + "self_attn.", QKV), x)

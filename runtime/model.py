@@ -31,18 +31,19 @@ from formats.config import Config
 from runtime.kernels.attention import (
     attention_decode,
     attention_prefill,
-    kv_write,
     split_query_gate,
 )
-from runtime.kernels.conv1d import conv1d_prefill, conv1d_step
-from runtime.kernels.gated_delta import gated_delta_prefill, gated_delta_step
+from runtime.kernels.conv1d import conv1d_prefill
+from runtime.kernels.gated_delta import gated_delta_prefill
+from runtime.kernels.gated_delta_mix import Rule, mixed_step
 from runtime.kernels.gemm_fp8 import Weight, linear
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row
+from runtime.kernels.qkv_write import norm_rope_write
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
-from runtime.kernels.rope import qk_norm_rope, rope_cos_sin
+from runtime.kernels.rope import rope_cos_sin
 from runtime.state import Batch, Pools
 
 
@@ -212,8 +213,7 @@ def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Te
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
-        o, z = rule_heads(qkvz, ba, mixer, pools, context)
-        mixed = gated_rmsnorm(o, z, mixer.norm, eps).flatten(1)
+        mixed = rule_heads(qkvz, ba, mixer, pools, context).flatten(1)
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
         mixed = attention_heads(qkv, mixer, pools, context)
@@ -239,48 +239,35 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
 
 def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
-    o, z = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context)
-    return linear(gated_rmsnorm(o, z, w.norm, context.config.eps).flatten(1), w.out)
+    heads = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context)
+    return linear(heads.flatten(1), w.out)
 
 
-def rule_heads(
-    qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context
-) -> tuple[Tensor, Tensor]:
-    """Return (output of the rule, its gate), both [T, V, v], from the projections of its inputs."""
-    channels, heads, value = w.conv.shape[0], context.config.sizes["NV"], context.config.sizes["DV"]
-    qkv, z = torch.split(qkvz, [channels, heads * value], -1)
+def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
+    """Return the rule's gated output [T, V, v]: decode rows in steps, the rest in chunks."""
+    rule, batch, parts = rule_of(w, context.config), context.batch, []
+    qkv, z = torch.split(qkvz, [w.conv.shape[0], rule.values[0] * rule.values[1]], -1)
     b, a = ba.chunk(2, -1)
-    return delta_rule(qkv, a, b, w, pools, context), z.view(-1, heads, value)
-
-
-def delta_rule(qkv: Tensor, a: Tensor, b: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
-    """Return the rule's output [T, V, v]: decode rows in steps, the rest in chunks."""
-    (conv_pool, state_pool), batch = pools, context.batch
-    parts = []
+    z = z.view(-1, *rule.values)
     for rows, slots, before in batch.steps():
         if before is not None:
             for pool in pools:
                 pool.index_copy_(0, slots, pool.index_select(0, before))
-        mixed = split_heads(conv1d_step(qkv[rows], w.conv, conv_pool, slots), context.config)
-        gates = a[rows], b[rows], w.A_log, w.dt_bias
-        parts.append(gated_delta_step(*mixed, *gates, state_pool, slots))
+        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *pools, slots))
     if batch.num_prefills:
         rows, bounds = slice(batch.num_decodes, None), batch.cu_seqlens
-        slots = batch.states[rows]
-        qkv = conv1d_prefill(qkv[rows], w.conv, conv_pool, slots, bounds)
-        gates = a[rows], b[rows], w.A_log, w.dt_bias
-        mixed = split_heads(qkv, context.config)
-        parts.append(gated_delta_prefill(*mixed, *gates, state_pool, slots, bounds))
+        slots, gates = batch.states[rows], (a[rows], b[rows], w.A_log, w.dt_bias)
+        heads = rule.split(conv1d_prefill(qkv[rows], w.conv, pools[0], slots, bounds))
+        o = gated_delta_prefill(*heads, *gates, pools[1], slots, bounds)
+        parts.append(gated_rmsnorm(o, z[rows], w.norm, rule.eps))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def split_heads(qkv: Tensor, config: Config) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the views q, k [T, heads, k] and v [T, V, v]."""
-    sizes = config.sizes
-    keys, values = (sizes["NK"], sizes["DK"]), (sizes["NV"], sizes["DV"])
-    widths = [keys[0] * keys[1], keys[0] * keys[1], values[0] * values[1]]
-    q, k, v = torch.split(qkv, widths, -1)
-    return q.view(-1, *keys), k.view(-1, *keys), v.view(-1, *values)
+def rule_of(w: Gdn, config: Config) -> Rule:
+    """Return what the rule takes of a layer's weights."""
+    s = config.sizes
+    keys, values = (s["NK"], s["DK"]), (s["NV"], s["DV"])
+    return Rule(w.conv, w.A_log, w.dt_bias, w.norm, keys, values, config.eps)
 
 
 def attention(x: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
@@ -296,8 +283,8 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     query_gate, k, v = torch.split(qkv, widths, -1)
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
-    q, k = qk_norm_rope(q, k, w.q_norm, w.k_norm, *context.angles, context.config.eps)
-    kv_write(k, v, *pools, batch.token_slots, batch.positions)
+    weights, at = (w.q_norm, w.k_norm), (batch.token_slots, batch.positions)
+    q = norm_rope_write(q, k, v, *weights, *context.angles, context.config.eps, *pools, *at)
     return attend(q, gate, pools, batch).flatten(1)
 
 

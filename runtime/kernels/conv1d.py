@@ -6,7 +6,9 @@ Source: the Mamba short convolution (Gu and Dao 2023) as Qwen3.5 uses it, K = 4,
 are summed in float32, oldest tap first, in prefill and in decode: both give the same bits.
 The pool keeps the last K-1 *inputs* of a sequence (before the convolution), oldest first; zeros are
 the history of a fresh sequence, and whoever hands out a slot has zeroed it.
-Trap: a history that is off by one token still gives plausible text.
+Traps: a history that is off by one token still gives plausible text. A step asks for histories
+while the kernels before still run: between two steps of one pool stands a kernel that was not
+launched early.
 
 Shape letters: T packed tokens, B sequences with one token each, C channels, K taps, N sequences,
 S slots of the pool.
@@ -27,6 +29,7 @@ from runtime.kernels.launch import (
     use_triton,
     widen,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +129,7 @@ def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Ten
     num_taps = weight_C1K.shape[2]
     _step_kernel[(batch, -(-channels // _CHANNELS))](
         x_BC, weight_C1K, pool_SCJ, slots_B, y_BC, channels, x_BC.stride(0), pool_SCJ.stride(0),
-        K=num_taps, BJ=power_of_two(num_taps), BC=_CHANNELS, num_warps=4,
+        K=num_taps, BJ=power_of_two(num_taps), BC=_CHANNELS, num_warps=4, **early(),
     )  # fmt: skip
     return y_BC
 
@@ -206,28 +209,51 @@ def _history_kernel(
 
 
 @jit
+def older_taps(weight, history, c, inside, K: tl.constexpr):
+    """Return the sum of all products of channels c but those of the current token, oldest first."""
+    total = tl.zeros(c.shape, tl.float32)
+    for j in tl.static_range(K - 1):
+        h_C = tl.load(history + j, mask=inside, other=0.0).to(tl.float32)
+        total += h_C * tl.load(weight + c * K + j, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@jit
+def last_tap(weight, c, inside, K: tl.constexpr):
+    """Return what the current inputs of channels c are multiplied with, in float32."""
+    return tl.load(weight + c * K + K - 1, mask=inside, other=0.0).to(tl.float32)
+
+
+@jit
+def mixed(x_C, total, w_C, y):
+    """Return silu of the convolution of inputs x_C, in the dtype of `y`."""
+    return _silu(total + x_C.to(tl.float32) * w_C, y)
+
+
+@jit
+def shift_history(x_C, history, inside, K: tl.constexpr, BJ: tl.constexpr):
+    """Drop the oldest inputs of some channels and append x_C."""
+    j = tl.arange(0, BJ)[None, :]
+    at, inside = history[:, None] + j, inside[:, None]
+    old = tl.load(at + 1, mask=inside & (j < K - 2), other=0.0)
+    kept = tl.where(j < K - 2, old, x_C.to(history.dtype.element_ty)[:, None])
+    tl.debug_barrier()  # another warp may still read what this one overwrites
+    tl.store(at, kept, mask=inside & (j < K - 1))
+
+
+@jit
 def _step_kernel(
     x, weight, pool, slots, y, C, x_row, pool_row,
     K: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    start_next()
     b = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + b).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < tl.where(slot >= 0, C, 0)
     history = pool + slot * pool_row + c * (K - 1)
+    total, w_C = older_taps(weight, history, c, inside, K), last_tap(weight, c, inside, K)
+    wait_for_inputs()
     x_C = tl.load(x + b * x_row + c, mask=inside, other=0.0)
-    total = tl.zeros((BC,), tl.float32)
-    for j in tl.static_range(K - 1):
-        h_C = tl.load(history + j, mask=inside, other=0.0).to(tl.float32)
-        total += h_C * tl.load(weight + c * K + j, mask=inside, other=0.0).to(tl.float32)
-    w_C = tl.load(weight + c * K + K - 1, mask=inside, other=0.0).to(tl.float32)
-    total += x_C.to(tl.float32) * w_C
-    tl.store(y + b * C + c, _silu(total, y), mask=c < C)
-
-    j = tl.arange(0, BJ)[None, :]
-    history = history[:, None] + j
-    inside = inside[:, None]
-    old = tl.load(history + 1, mask=inside & (j < K - 2), other=0.0)
-    kept = tl.where(j < K - 2, old, x_C.to(pool.dtype.element_ty)[:, None])
-    tl.debug_barrier()  # another warp may still read what this one overwrites
-    tl.store(history, kept, mask=inside & (j < K - 1))
+    tl.store(y + b * C + c, mixed(x_C, total, w_C, y), mask=c < C)
+    shift_history(x_C, history, inside, K, BJ)

@@ -2,10 +2,7 @@
 
     inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
 
-For a single token the norm before the experts and the residual addition around them happen in the
-same two kernels.
-
-Source and rounding: see moe.
+Source and rounding: see moe. For a single token see expert_row.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size.
 """
@@ -42,40 +39,26 @@ def few_tokens(
 ) -> Tensor:
     """Return the weighted sum of each token's experts [T, H]."""
     inner_PF = _gated(x_TH, gate_up, experts_Tk)
-    return _down(inner_PF, down, weights_Tk, experts_Tk, None)
+    return _down(inner_PF, down, weights_Tk, experts_Tk)
 
 
-def routed_row(
-    x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Stored, down: Stored,
-    weights_1k: Tensor, experts_1k: Tensor,
-) -> Tensor:  # fmt: skip
-    """Return x plus the weighted sum of the experts of its norm, [1, H], of x before the norm."""
-    inner_PF = _gated(x_1H, gate_up, experts_1k, norm_H, eps)
-    return _down(inner_PF, down, weights_1k, experts_1k, x_1H)
-
-
-def _gated(
-    x_TH: Tensor, gate_up: Stored, experts_Tk: Tensor, norm: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
+def _gated(x_TH: Tensor, gate_up: Stored, experts_Tk: Tensor) -> Tensor:
     (num_tokens, k), hidden, inner = experts_Tk.shape, x_TH.shape[1], gate_up.values.shape[1] // 2
     blocks = row_blocks(_GATED, hidden, inner)
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     _gated_kernel[(-(-inner // blocks["BLOCK_N"]), num_tokens * k)](
-        x_TH, norm, gate_up.values, gate_up.scale, experts_Tk, inner_PF, hidden, inner,
-        *gate_up.scale_strides, eps, TOP=k, EDGE=gate_up.edge, WIDTH=power_of_two(hidden),
-        **blocks, **early(),
+        x_TH, gate_up.values, gate_up.scale, experts_Tk, inner_PF, hidden, inner,
+        *gate_up.scale_strides, TOP=k, EDGE=gate_up.edge, **blocks, **early(),
     )  # fmt: skip
     return inner_PF
 
 
-def _down(
-    inner_PF: Tensor, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor, residual: Tensor | None
-) -> Tensor:
+def _down(inner_PF: Tensor, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor) -> Tensor:
     (num_tokens, k), (hidden, inner) = experts_Tk.shape, down.values.shape[1:]
     y_TH = inner_PF.new_empty((num_tokens, hidden))
     blocks = _DOWN | {"BLOCK_K": max(power_of_two(inner), 16)}
     _down_kernel[(-(-hidden // blocks["BLOCK_N"]), num_tokens)](
-        inner_PF, down.values, down.scale, experts_Tk, weights_Tk, residual, y_TH, hidden, inner,
+        inner_PF, down.values, down.scale, experts_Tk, weights_Tk, y_TH, hidden, inner,
         *down.scale_strides, TOP=k, EDGE=down.edge, **blocks, **early(),
     )  # fmt: skip
     return y_TH
@@ -83,8 +66,8 @@ def _down(
 
 @jit
 def _gated_kernel(
-    x, norm, gate_up, scale, experts, inner, H, F, scale_expert, scale_row, scale_col, eps,
-    TOP: tl.constexpr, EDGE: tl.constexpr, WIDTH: tl.constexpr,
+    x, gate_up, scale, experts, inner, H, F, scale_expert, scale_row, scale_col,
+    TOP: tl.constexpr, EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(1)
@@ -94,8 +77,8 @@ def _gated_kernel(
     expert = tl.load(experts + pair)
     row = x + (pair // TOP).to(tl.int64) * H
     gate, up = gated_sums(
-        row, norm, eps, gate_up + expert * 2 * F * H, scale + expert * scale_expert, first, H, F,
-        scale_row, scale_col, 0, EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
+        row, None, 0.0, gate_up + expert * 2 * F * H, scale + expert * scale_expert, first, H, F,
+        scale_row, scale_col, 0, EDGE, 1, BLOCK_N, BLOCK_K, STAGES,
     )  # fmt: skip
     n = first + tl.arange(0, BLOCK_N)
     product = silu_times(gate, up, inner).to(inner.dtype.element_ty)
@@ -104,7 +87,7 @@ def _gated_kernel(
 
 @jit
 def _down_kernel(
-    inner, down, scale, experts, weights, residual, y, H, F, scale_expert, scale_row, scale_col,
+    inner, down, scale, experts, weights, y, H, F, scale_expert, scale_row, scale_col,
     TOP: tl.constexpr, EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +108,4 @@ def _down_kernel(
         total = add_products(total, w, x_F, s, first, 0, F, scale_row, scale_col, EDGE)
         out = rounded(finished(total, s, first, H, EDGE), y)
         y_N += rounded(out * tl.load(weights + pair).to(tl.float32), y)
-    if residual is not None:
-        r_N = tl.load(residual + t * H + rows, mask=rows < H, other=0.0).to(tl.float32)
-        y_N = r_N + rounded(y_N, y)
     tl.store(y + t * H + rows, y_N.to(y.dtype.element_ty), mask=rows < H)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.expert_w8a8 import expert_block, w8a8_pairs
+from runtime.kernels.expert_w8a8 import expert_block, most_pairs, w8a8_pairs
 from runtime.kernels.gemm_fp8 import add_product, block_of_rows, scale_rows
 from runtime.kernels.gemv import rounded, silu_times
 from runtime.kernels.launch import autotune, jit, power_of_two, tl
@@ -42,9 +42,11 @@ def grouped(
     """
     num_tokens, k = experts_Tk.shape
     num_experts, hidden, inner = down.values.shape
-    block = min(block_of_rows(num_tokens * k // num_experts), _MOST_PAIRS)
+    codes = quantise and gate_up.edge > 1 and hidden % BLOCK == inner % BLOCK == 0
+    most = most_pairs(inner) if codes else _MOST_PAIRS
+    block = min(block_of_rows(num_tokens * k // num_experts), most)
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
-    if quantise and gate_up.edge > 1 and hidden % BLOCK == inner % BLOCK == 0:
+    if codes:
         out_PH = w8a8_pairs(x_TH, gate_up, down, weights_Tk, order_P, blocks_B3, block)
         return _summed(out_PH, num_tokens, k)
     num_blocks = blocks_B3.shape[0]

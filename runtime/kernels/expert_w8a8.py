@@ -8,6 +8,9 @@ a thread has two, and that of a weight to all of a tile. The tensor cores keep a
 FP8 sum, so 128 columns are summed there, then added in float32. The inner activations are rounded
 to the model dtype, then quantised, before they leave: F is a multiple of 128.
 
+The programs of the second product keep a block's activations on chip and walk along the rows of
+its expert: with F this short a program for each tile would mostly wait for its first operands.
+
 Source and rounding: see moe and quantize_rows.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.gemv import rounded, silu_times
-from runtime.kernels.launch import autotune, jit, operand, tl
+from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
 from runtime.kernels.quantize_rows import quantize_rows, quantized
 from runtime.kernels.weight import BLOCK
 
@@ -29,6 +32,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.weight import Stored
+
+
+# codes of a block's inner activations that stay on chip
+_KEPT = 1 << 16
+
+
+def most_pairs(inner: int) -> int:
+    """Return how many pairs a block may have: fewer read weights again, more are not kept."""
+    return min(128, max(16, _KEPT // power_of_two(inner)))
 
 
 def w8a8_pairs(
@@ -49,9 +61,9 @@ def w8a8_pairs(
         x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
         num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2], TOP=k, BLOCK_M=block,
     )  # fmt: skip
-    _down_kernel[lambda meta: (num_blocks, -(-hidden // meta["BLOCK_N"]))](
+    _down_kernel[(num_blocks,)](
         codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
-        num_pairs, hidden, inner, *down.scale_strides[:2], BLOCK_M=block,
+        num_pairs, hidden, inner, *down.scale_strides[:2], GROUPS=inner // BLOCK, BLOCK_M=block,
     )  # fmt: skip
     return out_PH
 
@@ -92,7 +104,7 @@ def _gate_up_kernel(
     gate_s, up_s = tl.load(s_gate), tl.load(s_up)
     groups = H // 128
     for g in range(0, groups):
-        x_MK = operand(tl.load(x_rows + g * 128, mask=used[:, None], other=0.0))
+        x_MK = operand(tl.load(x_rows + g * 128))
         after = tl.minimum(g + 1, groups - 1)
         next_M = tl.load(x_scale + after * T + t)
         next_gate, next_up = tl.load(s_gate + after), tl.load(s_up + after)
@@ -109,36 +121,36 @@ def _gate_up_kernel(
 
 @autotune(
     [{"BLOCK_N": n, "num_warps": w, "num_stages": s}
-     for n, w, s in ((128, 8, 4), (128, 8, 3), (128, 4, 4), (128, 4, 3))],
+     for n, w, s in ((64, 8, 3), (64, 8, 2), (64, 4, 2), (64, 4, 3))],
     key=["H", "F", "BLOCK_M"],
 )  # fmt: skip
 @jit
 def _down_kernel(
     inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     expert, place, used = expert_block(blocks, BLOCK_M)
     if expert < 0:
         return
-    first = tl.program_id(1) * BLOCK_N
-    h = first + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, 128)
+    k, n = tl.arange(0, 128), tl.arange(0, BLOCK_N)
     x_rows = inner + place[:, None] * F + k[None, :]
-    w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
-    s_row = scale + expert * scale_expert + first // 128 * scale_row
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    parts, scales = (), ()
+    for g in tl.static_range(GROUPS):
+        x_MK = tl.load(x_rows + g * 128, mask=used[:, None], other=0.0)
+        parts += (operand(x_MK),)  # type: ignore[assignment]
+        s_M = tl.load(x_scale + g * P + place, mask=used, other=0.0)
+        scales += (s_M,)  # type: ignore[assignment]
     pair = tl.load(order + place, mask=used, other=0)
     weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
-    s_M = tl.load(x_scale + place, mask=used, other=0.0)
-    w_s = tl.load(s_row)
-    groups = F // 128
-    for g in range(0, groups):
-        x_MK = operand(tl.load(x_rows + g * 128, mask=used[:, None], other=0.0))
-        after = tl.minimum(g + 1, groups - 1)
-        next_M = tl.load(x_scale + after * P + place, mask=used, other=0.0)
-        next_s = tl.load(s_row + after)
-        product = tl.dot(x_MK, operand(tl.load(w_rows + g * 128, mask=(h < H)[None, :], other=0.0)))
-        total += product * (s_M * w_s.to(tl.float32))[:, None]
-        s_M, w_s = next_M, next_s
-    y_MN = (rounded(total, out) * weight[:, None]).to(out.dtype.element_ty)
-    tl.store(out + pair[:, None] * H + h[None, :], y_MN, mask=used[:, None] & (h < H)[None, :])
+    for first in range(0, H, BLOCK_N):
+        h = first + n
+        w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
+        s_row = scale + expert * scale_expert + first // 128 * scale_row
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for g in tl.static_range(GROUPS):
+            w_KN = operand(tl.load(w_rows + g * 128, mask=(h < H)[None, :], other=0.0))
+            product = tl.dot(parts[g], w_KN)
+            total += product * (scales[g] * tl.load(s_row + g).to(tl.float32))[:, None]
+        y_MN = (rounded(total, out) * weight[:, None]).to(out.dtype.element_ty)
+        at = out + pair[:, None] * H + h[None, :]
+        tl.store(at, y_MN, mask=used[:, None] & (h < H)[None, :])

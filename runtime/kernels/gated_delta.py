@@ -19,6 +19,7 @@ from runtime.kernels.delta_rule import chunks, heads_first, recurrence
 from runtime.kernels.gated_delta_prefill import launch_prefill
 from runtime.kernels.gated_delta_step import launch_step
 from runtime.kernels.launch import use_triton, widen
+from runtime.kernels.rmsnorm import Gate, gated_rmsnorm_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ _FEW_TOKENS = 8
 
 def gated_delta_step_reference(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor,
+    state_pool: Tensor, slots: Tensor, gate: Gate | None = None,
 ) -> Tensor:  # fmt: skip
     """Say what `gated_delta_step` computes, in plain torch; the pool is updated in place."""
     o = torch.zeros_like(v, memory_format=torch.contiguous_format)
@@ -43,7 +44,7 @@ def gated_delta_step_reference(
             o_V1v, state = recurrence(widen(state_pool[slot]), *one)
             o[row] = o_V1v[:, 0].to(o.dtype)
             state_pool[slot] = state.to(state_pool.dtype)
-    return o
+    return o if gate is None else gated_rmsnorm_reference(o, gate.z_TVd, gate.weight_d, gate.eps)
 
 
 def gated_delta_prefill_reference(
@@ -70,7 +71,7 @@ def gated_delta_prefill_reference(
 
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor,
+    state_pool: Tensor, slots: Tensor, gate: Gate | None = None,
 ) -> Tensor:  # fmt: skip
     """Return o [B, V, v] in v's dtype for one token of each sequence; its slot moves on.
 
@@ -78,12 +79,14 @@ def gated_delta_step(
     A_log, dt_bias [V]                         any float
     state_pool [S, V, k, v]                    float32 or bfloat16, updated in place
     slots [B]                                  no slot twice; negative: zeros out, nothing written
+    gate                                       if there is one, o is what `gated_rmsnorm` makes of o
     """
     _check(q, k, v, a, b, A_log, dt_bias, state_pool)
     assert slots.shape == q.shape[:1], "one slot for each row"
     if not use_triton(q):
-        return gated_delta_step_reference(q, k, v, a, b, A_log, dt_bias, state_pool, slots)
-    return launch_step(q, k, v, a, b, A_log, dt_bias, state_pool, slots)
+        return gated_delta_step_reference(q, k, v, a, b, A_log, dt_bias, state_pool, slots, gate)
+    assert gate is None or gate.z_TVd.stride()[1:] == (v.shape[2], 1), "z has the layout of v"
+    return launch_step(q, k, v, a, b, A_log, dt_bias, state_pool, slots, gate)
 
 
 def gated_delta_prefill(

@@ -7,8 +7,9 @@
 
 Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
 of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
-two parts of the columns are asked for while the kernels before still run. The norm is computed
-again by every program, which costs less than one more kernel.
+two parts of the columns are asked for while the kernels before still run. The norm of a short row
+is computed again by every program, which costs less than one more kernel; for a wide one that takes
+from the bandwidth, so it is computed apart.
 
 Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
 their number, which is a power of two; for the rows of `up`, that number divides F.
@@ -24,7 +25,7 @@ from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
-from runtime.kernels.rmsnorm import rmsnorm_reference
+from runtime.kernels.rmsnorm import rmsnorm, rmsnorm_reference
 from runtime.kernels.weight import Stored, Weight, product_reference
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 # Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
 _FEWEST_PROGRAMS = 128
 _SHORT = 1024
-_LITTLE = 8 << 20
+_LITTLE = 12 << 20
+_WIDE = 2048
 _PLAIN = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 2, "STAGES": 4}
-_PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 3}
+_PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 _GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
@@ -88,6 +90,8 @@ def norm_row_linear(
     """
     if not use_triton(x_1H):
         return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
+    if _apart(weights[0]):
+        return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
     return _launch(x_1H, norm_H, eps, None, *weights)
 
 
@@ -102,6 +106,8 @@ def row_gated(
     """
     if not use_triton(x_1H):
         return row_gated_reference(x_1H, gate_up, norm_H, eps)
+    if norm_H is not None and _apart(gate_up):
+        x_1H, norm_H = rmsnorm(x_1H, norm_H, eps), None
     stored, hidden = Stored.of(gate_up), _check(x_1H)
     inner = stored.values.shape[0] // 2
     assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
@@ -112,6 +118,11 @@ def row_gated(
         eps, EDGE=stored.edge, WIDTH=power_of_two(hidden), **blocks, **early(),
     )  # fmt: skip
     return out_1F
+
+
+def _apart(weight: Weight) -> bool:
+    """Return whether the norm before this weight is a kernel of its own."""
+    return weight.shape[1] >= _WIDE and Stored.of(weight).values.nbytes >= _LITTLE
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:

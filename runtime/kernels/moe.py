@@ -1,16 +1,15 @@
 """The sparse feed-forward of Qwen3.5 MoE: router, chosen experts, shared expert.
 
-    p = softmax(x W_router^T)  over all E experts      w = p[top k] / sum(p[top k])
+    w, e = route(x W_router^T)                         (see routing)
     y = sum_j w_j * expert_{e_j}(x)  +  sigmoid(x W_sg^T) * shared(x)        (experts: see mlp)
 
-Dtypes, as in transformers' Qwen3_5MoeSparseMoeBlock: logits in the model dtype; softmax, top k and
-renormalisation in float32, then w in the model dtype; every linear, silu, product and weighted term
-is rounded to the model dtype, and terms are added in it, in order of expert. The kernels round the
-same values but add a token's terms in float32 and round their sum once.
+Dtypes, as in transformers' Qwen3_5MoeSparseMoeBlock: logits and w in the model dtype; every linear,
+silu, product and weighted term is rounded to it, and terms are added in it, in order of expert. The
+kernels round the same values but add a token's terms in float32 and round their sum once.
 
 Source: transformers, modeling_qwen3_5_moe; DeepSeekMoE (Dai et al. 2024) for the shared expert.
-Traps: gate is the first half of gate_up, up the second; the weights are always renormalised; the
-shared expert has a size of its own (shared_expert_intermediate_size).
+Traps: gate is the first half of gate_up, up the second; the shared expert has a size of its own
+(shared_expert_intermediate_size).
 
 The shared expert may be the last of the stack (`route_absorbed`): its gate is then the router's
 last row. That is the same sum in the same order, in fewer kernels; it needs S = F.
@@ -28,19 +27,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.expert_rows import few_tokens, routed_row
+from runtime.kernels.expert_row import routed_row
+from runtime.kernels.expert_rows import few_tokens
 from runtime.kernels.expert_tiles import grouped
 from runtime.kernels.gemm_fp8 import linear, linear_reference
 from runtime.kernels.gemv import norm_row_linear
-from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import shared_expert, silu_mul_reference
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
 from runtime.kernels.rmsnorm import rmsnorm
+from runtime.kernels.routing import (
+    route,
+    route_absorbed,
+    route_absorbed_reference,
+    route_reference,
+)
 from runtime.kernels.weight import Fp8Weight, Stored, Weight
+
+__all__ = [
+    "Experts",
+    "MoeWeights",
+    "moe_block",
+    "moe_experts",
+    "moe_experts_reference",
+    "moe_row",
+    "route",
+    "route_absorbed",
+    "route_absorbed_reference",
+    "route_reference",
+    "router_logits",
+]
 
 _FEW_TOKENS = 8
 _MANY_TOKENS = 256
-_MOST_EXPERTS = 1 << 16
 
 
 class Experts(Protocol):
@@ -70,21 +88,6 @@ class MoeWeights:
     shared_gate: Tensor | None = None
     shared_gate_up: Weight | None = None
     shared_down: Weight | None = None
-
-
-def route_reference(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Say what `route` computes, in plain torch."""
-    probabilities = torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
-    top, experts = probabilities.topk(k, dim=-1)
-    return (top / top.sum(-1, keepdim=True)).to(logits_TE.dtype), experts
-
-
-def route_absorbed_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Say what `route_absorbed` computes, in plain torch."""
-    weights, experts = route_reference(logits[:, :-1], k)
-    shared = torch.full_like(experts[:, :1], logits.shape[1] - 1)
-    weights = torch.cat([weights, torch.sigmoid(logits[:, -1:])], dim=1)
-    return weights, torch.cat([experts, shared], dim=1)
 
 
 def moe_experts_reference(
@@ -131,30 +134,7 @@ def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: in
         return x_1H + moe_block(rmsnorm(x_1H, norm_H, eps), weights, k)
     (logits,) = norm_row_linear(x_1H, norm_H, eps, weights.router)
     stored = Stored.of(weights.gate_up), Stored.of(weights.down)
-    return routed_row(x_1H, norm_H, eps, *stored, *route_absorbed(logits, k))
-
-
-def route(logits_TE: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return (weights, experts): for each token its k likeliest experts, likeliest first.
-
-    logits_TE   [T, E] model dtype, rows contiguous in themselves
-    weights_Tk  [T, k] in the dtype of the logits, summing to 1 before they are rounded to it
-    experts_Tk  [T, k] int64; of equal ones the kernel takes the lower number
-    """
-    if not use_triton(logits_TE):
-        return route_reference(logits_TE, k)
-    return _launch_route(logits_TE, logits_TE.shape[1], k, k)
-
-
-def route_absorbed(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return `route` of the first E columns, then expert E with weight sigmoid(last column).
-
-    logits            [T, E+1] model dtype, rows contiguous in themselves
-    weights, experts  [T, k+1]
-    """
-    if not use_triton(logits):
-        return route_absorbed_reference(logits, k)
-    return _launch_route(logits, logits.shape[1] - 1, k, k + 1)
+    return routed_row(x_1H, norm_H, eps, *stored, logits, k)
 
 
 def moe_experts(
@@ -182,62 +162,3 @@ def moe_experts(
         return few_tokens(x_TH, up, out, weights, experts)
     quantise = isinstance(gate_up, Fp8Weight) and gate_up.quantises(x_TH.shape[0])
     return grouped(x_TH, up, out, weights, experts, quantise=quantise)
-
-
-def _launch_route(logits: Tensor, num_experts: int, k: int, out: int) -> tuple[Tensor, Tensor]:
-    assert logits.stride(1) == 1, "rows must be contiguous"
-    assert num_experts < _MOST_EXPERTS, "an expert's number has 16 bits beside its probability"
-    assert k <= num_experts, "no more experts can be chosen than there are"
-    num_tokens = logits.shape[0]
-    weights = torch.empty((num_tokens, out), dtype=logits.dtype, device=logits.device)
-    experts = torch.empty((num_tokens, out), dtype=torch.int64, device=logits.device)
-    _route_kernel[(num_tokens,)](
-        logits, weights, experts, num_experts, logits.stride(0),
-        TOP=k, OUT=out, BLOCK_E=power_of_two(num_experts), BLOCK_J=power_of_two(out), num_warps=1,
-        **early(),
-    )  # fmt: skip
-    return weights, experts
-
-
-@jit
-def choose(
-    logits, E, TOP: tl.constexpr, OUT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr
-):
-    """Return (weights, experts) [BLOCK_J] of the TOP likeliest of E experts, likeliest first.
-
-    Of equal ones the lower number comes first. OUT is TOP, or TOP + 1 where column E of the logits
-    is the gate of expert E, the shared one, which then comes last.
-    """
-    e = tl.arange(0, BLOCK_E)
-    j = tl.arange(0, BLOCK_J)
-    x = tl.load(logits + e, mask=e < E, other=-float("inf")).to(tl.float32)
-    powers = tl.exp(x - tl.max(x, 0))
-    p = powers / tl.sum(powers, 0)
-    # one number orders by probability, then against the expert's: positive floats order as integers
-    key = (p.to(tl.int32, bitcast=True).to(tl.int64) << 16) | (65535 - e)
-    key = tl.where(e < E, key, -1)
-    top = tl.zeros((BLOCK_J,), tl.float32)
-    chosen = tl.zeros((BLOCK_J,), tl.int32) + E
-    for place in tl.static_range(TOP):
-        best = tl.max(key, 0)
-        top = tl.where(j == place, (best >> 16).to(tl.int32).to(tl.float32, bitcast=True), top)
-        chosen = tl.where(j == place, 65535 - (best & 65535).to(tl.int32), chosen)
-        key = tl.where(key == best, -1, key)
-    top = top / tl.sum(top, 0)
-    if OUT > TOP:
-        top = tl.where(j == TOP, tl.sigmoid(tl.load(logits + E).to(tl.float32)), top)
-    return top, chosen
-
-
-@jit
-def _route_kernel(
-    logits, weights, experts, E, row,
-    TOP: tl.constexpr, OUT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
-    start_next()
-    wait_for_inputs()
-    t = tl.program_id(0).to(tl.int64)
-    j = tl.arange(0, BLOCK_J)
-    top, chosen = choose(logits + t * row, E, TOP, OUT, BLOCK_E, BLOCK_J)
-    tl.store(weights + t * OUT + j, top.to(weights.dtype.element_ty), mask=j < OUT)
-    tl.store(experts + t * OUT + j, chosen.to(tl.int64), mask=j < OUT)

@@ -13,6 +13,7 @@ Shape letters: T tokens, H hidden size, V value heads, d value head size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GATED_TILE = 4096
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the delta rule's output goes through: see `gated_rmsnorm`, whose arguments these are."""
+
+    z_TVd: Tensor
+    weight_d: Tensor
+    eps: float
 
 
 def rmsnorm_reference(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -166,6 +176,18 @@ def _add_rmsnorm_kernel(
 
 
 @jit
+def gated_norm(o, z, w, root, weight, y):
+    """Return the gated norm in float32; root is rsqrt(mean(o^2) + eps).
+
+    weight, y  pointers to the dtypes that the steps are rounded to
+    """
+    normed = (o * root).to(y.dtype.element_ty).to(tl.float32)
+    # the product keeps the wider of the two dtypes, as in torch
+    scaled = (normed * w).to(weight.dtype.element_ty).to(tl.float32)
+    return scaled * (z * tl.sigmoid(z))
+
+
+@jit
 def _gated_rmsnorm_kernel(
     o, z, weight, y, T, o_row, z_row, y_row, eps,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -179,9 +201,6 @@ def _gated_rmsnorm_kernel(
     o_Td = tl.load(o + t * o_row + column, mask=inside, other=0.0).to(tl.float32)
     z_Td = tl.load(z + t * z_row + column, mask=inside, other=0.0).to(tl.float32)
     w_d = tl.load(weight + i, mask=i < D, other=0.0).to(tl.float32)
-    normed = o_Td * tl.rsqrt(tl.sum(o_Td * o_Td, 1) / D + eps)[:, None]
-    normed = normed.to(y.dtype.element_ty).to(tl.float32)
-    # the product keeps the wider of the two dtypes, as in torch
-    scaled = (normed * w_d).to(weight.dtype.element_ty).to(tl.float32)
-    gated = scaled * (z_Td * tl.sigmoid(z_Td))
+    root_T = tl.rsqrt(tl.sum(o_Td * o_Td, 1) / D + eps)
+    gated = gated_norm(o_Td, z_Td, w_d, root_T[:, None], weight, y)
     tl.store(y + t * y_row + column, gated.to(y.dtype.element_ty), mask=inside)

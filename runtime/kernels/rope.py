@@ -210,15 +210,12 @@ def _partner(i, R: tl.constexpr):
 
 
 @jit
-def _store_rotated(
-    x, other, cos, sin, out, t, i, inside, head, num_heads, D: tl.constexpr, R: tl.constexpr
-):
-    """Store x cos + partner sin, each product and the sum rounded to the dtype of `out`."""
+def _rotated(x, other, cos, sin, out, t, i, inside, R: tl.constexpr):
+    """Return x cos + partner sin, each product and the sum rounded to the dtype of `out`."""
     c, s = _angles(cos, sin, t, i, inside, R)
     kept = (x * c).to(out.dtype.element_ty).to(tl.float32)
     mixed = (other * s).to(out.dtype.element_ty).to(tl.float32)
-    y = (kept + mixed).to(out.dtype.element_ty)
-    tl.store(out + (t * num_heads + head) * D + i, y, mask=inside)
+    return (kept + mixed).to(out.dtype.element_ty)
 
 
 @jit
@@ -232,7 +229,8 @@ def _rope_heads(
     source = x + t * row + head * step
     x_Td = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
     other_Td = tl.load(source + _partner(i, R), mask=inside, other=0.0).to(tl.float32)
-    _store_rotated(x_Td, other_Td, cos, sin, out, t, i, inside, head, num_heads, D, R)
+    y_Td = _rotated(x_Td, other_Td, cos, sin, out, t, i, inside, R)
+    tl.store(out + (t * num_heads + head) * D + i, y_Td, mask=inside)
 
 
 @jit
@@ -249,14 +247,11 @@ def _rope_kernel(
 
 
 @jit
-def _norm_rope_heads(
-    x, weight, cos, sin, out, head, num_heads, T, row, step, eps,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    i = tl.arange(0, BLOCK)[None, :]
+def normed_and_rotated(
+    x, weight, cos, sin, out, head, t, i, inside, row, step, eps, D: tl.constexpr, R: tl.constexpr
+):
+    """Return tokens t [ROWS, 1] of one head of x, normed and rotated, in the dtype of `out`."""
     j = _partner(i, R)
-    inside = (t < T) & (i < D)
     source = x + t * row + head * step
     x_Td = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
     other_Td = tl.load(source + j, mask=inside, other=0.0).to(tl.float32)
@@ -265,7 +260,19 @@ def _norm_rope_heads(
     scale = tl.rsqrt(tl.sum(x_Td * x_Td, 1) / D + eps)[:, None]
     x_Td = (x_Td * scale * (1.0 + w_d)).to(out.dtype.element_ty).to(tl.float32)
     other_Td = (other_Td * scale * (1.0 + other_w_d)).to(out.dtype.element_ty).to(tl.float32)
-    _store_rotated(x_Td, other_Td, cos, sin, out, t, i, inside, head, num_heads, D, R)
+    return _rotated(x_Td, other_Td, cos, sin, out, t, i, inside, R)
+
+
+@jit
+def _norm_rope_heads(
+    x, weight, cos, sin, out, head, num_heads, T, row, step, eps,
+    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    i = tl.arange(0, BLOCK)[None, :]
+    inside = (t < T) & (i < D)
+    y_Td = normed_and_rotated(x, weight, cos, sin, out, head, t, i, inside, row, step, eps, D, R)
+    tl.store(out + (t * num_heads + head) * D + i, y_Td, mask=inside)
 
 
 @jit

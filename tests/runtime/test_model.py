@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
+from runtime.kernels import gemv
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.launch import interpreting
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
@@ -312,8 +313,9 @@ def test_the_trained_mtp_head_takes_the_embedding_first(nano):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_the_kernels_together_compute_the_model(tmp_path):
+def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
     """In the interpreter: strides of views on fused projections, slots, chunks and steps."""
+    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
     kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     model = load(write(tmp_path, moe=True, num_experts=3, **kinds))
     ids = some_ids(5, model)

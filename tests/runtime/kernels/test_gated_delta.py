@@ -10,6 +10,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from runtime.kernels import gated_delta_prefill as chunked
+from runtime.kernels import gated_delta_step as gated_delta_step_kernel
 from runtime.kernels.conv1d import conv1d_prefill, conv1d_step
 from runtime.kernels.delta_rule import CHUNK, chunks, gates, heads_first, recurrence
 from runtime.kernels.gated_delta import (
@@ -18,7 +19,7 @@ from runtime.kernels.gated_delta import (
     gated_delta_step,
     gated_delta_step_reference,
 )
-from runtime.kernels.rmsnorm import gated_rmsnorm
+from runtime.kernels.rmsnorm import Gate, gated_rmsnorm
 
 # The running sum of 64 decays reaches 100 and rounds at 2^-18: e^(G_i - G_j) inherits it.
 FLOAT32 = 2**-18
@@ -328,6 +329,21 @@ def test_the_step_kernel_agrees_with_its_reference(heads, sizes):
     assert not got[1].any()
     assert distance(pool, expected_pool) < FLOAT32
     assert torch.equal(pool[1:3], expected_pool[1:3])
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("columns", [32, 16])
+def test_the_step_kernel_norms_and_gates_a_whole_head(columns, monkeypatch):
+    """24 columns at once, and in two tiles of which the second is not full."""
+    monkeypatch.setattr(gated_delta_step_kernel, "_shape", lambda *_, **__: (columns, 1))
+    x, z = inputs(3), torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(4))[:, 1:]
+    gate, slots = Gate(z, torch.linspace(0.5, 2, 24), 1e-6), torch.tensor([2, -1, 0])
+    pool, expected_pool = states(), states()
+    got = gated_delta_step(*x, pool, slots, gate)
+    expected = gated_delta_step_reference(*x, expected_pool, slots, gate)
+    assert distance(got, expected) < 4 * FLOAT32  # the norm of a small output magnifies its error
+    assert not got[1].any()
+    assert distance(pool, expected_pool) < FLOAT32
 
 
 @pytest.mark.usefixtures("interpreter")

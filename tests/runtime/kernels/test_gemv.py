@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runtime.kernels import gemv
 from runtime.kernels.gemv import (
     norm_row_linear,
     norm_row_linear_reference,
@@ -32,6 +33,12 @@ def weight(n, k, stored, seed=0):
     grid = (-(-n // 128), -(-k // 128)) if stored == "block" else (n, 1)
     codes = (w * 400).clamp(-448, 448).to(torch.float8_e4m3fn)
     return Fp8Weight(codes, torch.exp(normal(*grid, seed=seed + 1)) / 400)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """Leave the rows together that a GPU's multiprocessors would share."""
+    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
 
 
 def distance(got, expected):
@@ -68,6 +75,18 @@ def test_gate_and_up_meet_within_the_kernel(f, k, stored, interpreter):
     for some in ((), (norm, EPS)):
         got, expected = row_gated(x, gate_up, *some), row_gated_reference(x, gate_up, *some)
         assert distance(got, expected) < FLOAT32
+
+
+def test_a_wide_row_is_normed_apart(interpreter, monkeypatch):
+    monkeypatch.setattr(gemv, "_WIDE", 70)
+    monkeypatch.setattr(gemv, "_LITTLE", 0)
+    x, norm, weights = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(10, 70, "block", seed=1)
+    got = norm_row_linear(x, norm, EPS, weights, weights)
+    expected = norm_row_linear_reference(x, norm, EPS, weights, weights)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert distance(ours, theirs) < FLOAT32
+    gated = row_gated(x, weights, norm, EPS)
+    assert distance(gated, row_gated_reference(x, weights, norm, EPS)) < FLOAT32
 
 
 def test_without_a_norm_the_row_is_taken_as_it_is(interpreter):
