@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,6 +123,8 @@ def start(job: Job, prepare: Prepare | None = None) -> int:
         code = DONE
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else BROKEN
+    except BaseException:  # noqa: BLE001 - a bug, and the log says which
+        traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -151,10 +151,10 @@ def _check_unchanged(job: Plan, source: Checkpoint, digest: str) -> None:
 
 def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
     """Refuse an OUT that another conversion finished after this one had looked."""
-    out = sink.out
-    if not overwrite and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+    entry = sink.entry
+    if not overwrite and (entry.is_file() or (entry.is_dir() and any(entry.iterdir()))):
         sink.discard()
-        raise OutputError(f"{out} was written by another conversion meanwhile")
+        raise OutputError(f"{entry} was written by another conversion meanwhile")
 
 
 def _fill(

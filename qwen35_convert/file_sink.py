@@ -92,8 +92,13 @@ class FileSink(FolderSink):
         self.receipt = receipt_name(out)
 
     @property
-    def artifact(self) -> Path:
+    def entry(self) -> Path:
         """Return the first of the files; it leads to the others."""
+        return self.out.with_name(self._shards[0].name)
+
+    @property
+    def artifact(self) -> Path:
+        """Return the first of the files, where it is built."""
         return self.work / self._shards[0].name
 
     def commit(self) -> None:

@@ -102,6 +102,11 @@ class FolderSink:
         self._lost: OutputError | None = None
 
     @property
+    def entry(self) -> Path:
+        """What others will open, and whose presence says that it is complete."""
+        return self.out
+
+    @property
     def artifact(self) -> Path:
         """What there is to open once it is written."""
         return self.work
