@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_convert import api
 from qwen35_convert.journal import Journal
 from qwen35_convert.plan import Shard
+from qwen35_convert.recipe import read_recipe
 from qwen35_convert.sink import FolderSink, OutputError, partial_of
 
 ROOT = Path(__file__).parents[2]
@@ -117,3 +119,24 @@ def test_a_lock_in_a_folder_that_was_renamed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", taken)
     with pytest.raises(OutputError, match="until now"):
         sink_of(out).open()
+
+
+@pytest.mark.parametrize(
+    ("out", "recipe", "settings"),
+    [
+        ("out", "bf16-split", ()),
+        ("m.gguf", "gguf-bf16", ()),
+        ("m.gguf", "gguf-bf16", ("export.max_shard_size=1MB", "vision=keep")),
+    ],
+)
+def test_what_a_rival_finished_meanwhile_is_kept(tmp_path, nano, out, recipe, settings):
+    """It began after this conversion had looked at OUT, and ended before it locked it."""
+    chosen, before = read_recipe(recipe, settings), {}
+
+    def rival(_) -> None:
+        api.convert(nano, tmp_path / out, chosen, verify=False)
+        before.update({path: path.stat().st_ino for path in tmp_path.rglob("*")})
+
+    with pytest.raises(OutputError, match="another conversion"):
+        api.convert(nano, tmp_path / out, chosen, verify=False, on_plan=rival)
+    assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before
