@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from formats.qwen35 import Form
-from qwen35_convert import api, cli, run
+from qwen35_convert import api, bus_error, cli, run
 from qwen35_convert.recipe import read_recipe
 from tests.checkpoints import hub_config, make_weights, text_config, write_checkpoint
 
@@ -117,6 +117,8 @@ def start(job: Job, prepare: Prepare | None = None) -> int:
         sys.argv = job.command
         if prepare:
             prepare()
+        bus_error.exit_on_bus_error = _unblocking(bus_error.exit_on_bus_error)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         signal.signal(signal.SIGINT, signal.default_int_handler)
         cli.main()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -127,6 +129,16 @@ def start(job: Job, prepare: Prepare | None = None) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _unblocking(first: Callable[[int], None]) -> Callable[[int], None]:
+    """Let SIGINT through after the command's first call: before it, no program has begun."""
+
+    def call(code: int) -> None:
+        first(code)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    return call
 
 
 def finish(pid: int) -> int:
