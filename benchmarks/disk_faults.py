@@ -28,7 +28,7 @@ from qwen35_convert.recipe import read_recipe
 
 def steps(scene: Scene, count: int) -> Iterator[Trial]:
     """SIGKILL at each call that changes the disk."""
-    for form in FORMATS:
+    for form in scene.forms:
         for n in _calls(scene, form, count):
             yield lambda form=form, n=n: _one_fault(
                 scene, scene.job(form), lambda: Disk(n, "kill").install(), (KILLED,)
@@ -37,7 +37,7 @@ def steps(scene: Scene, count: int) -> Iterator[Trial]:
 
 def writes(scene: Scene, count: int) -> Iterator[Trial]:
     """ENOSPC and EIO at each call that changes the disk; at every fourth a disk that stays full."""
-    for form in FORMATS:
+    for form in scene.forms:
         for n in _calls(scene, form, count):
             for kind in ("ENOSPC", "EIO", *(("ENOSPC for good",) if n % 4 == 0 else ())):
                 yield lambda form=form, n=n, kind=kind: _one_fault(
@@ -65,7 +65,7 @@ def full(scene: Scene, count: int) -> Iterator[Trial]:
     """Fill a real file system of each size up to what a conversion needs."""
     if subprocess.run(["mount", "--version"], capture_output=True, check=False).returncode:
         return
-    for form in [name for name, form in FORMATS.items() if not form.old]:
+    for form in [name for name in scene.forms if not FORMATS[name].old]:
         needed = sum(map(len, scene.clean(scene.job(form)).values())) * 3 // 2
         for size in sorted(scene.random.sample(range(0, needed, 4096), count)):
             yield lambda form=form, size=size: _on_a_disk_of(size, scene, scene.job(form))
@@ -89,7 +89,7 @@ def _on_a_disk_of(size: int, scene: Scene, job: Job) -> None:
 
 def reads(scene: Scene, count: int) -> Iterator[Trial]:
     """EIO at the n-th file opened; a source that is cut, removed or replaced before row n."""
-    for form in FORMATS:
+    for form in scene.forms:
         output = FORMATS[form]
         source = scene.sources[output.source]
         for n in range(1, min(count, 12) + 1):

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,10 +147,13 @@ def finish(pid: int) -> int:
 
 
 class Scene:
-    """Fresh places to work in, and what an undisturbed run gives for each job."""
+    """Fresh places to work in, and what an undisturbed run gives for each job.
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.random = folder, random.Random(seed)
+    forms  names of the outputs that are tried
+    """
+
+    def __init__(self, folder: Path, seed: int, forms: Sequence[str] = tuple(FORMATS)) -> None:
+        self.folder, self.random, self.forms = folder, random.Random(seed), sorted(forms)
         self.sources = {
             kind: make_source(folder / kind / "source", vision=kind == "vision")
             for kind in ("text", "vision")

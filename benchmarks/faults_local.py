@@ -1,6 +1,6 @@
 """Convert a small model while this machine fails: kills, full and broken disks, Ctrl-C, races.
 
-    python -m benchmarks.faults local [--what KIND ...] [--count 200] [--seed 0] [--record]
+    python -m benchmarks.faults local [--what KIND ...] [--forms FORM ...] [--count 200] [--record]
 
 What must hold after every fault: the exit code of its kind, one block on stderr and no traceback,
 OUT absent or complete; and the same command again gives the bytes of an undisturbed run.
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 from benchmarks.disk_faults import full, reads, steps, writes
-from benchmarks.fault_scene import Scene
+from benchmarks.fault_scene import FORMATS, Scene
 from benchmarks.faults import fault_line, record
 from benchmarks.process_faults import hostile, interrupts, kills, races
 
@@ -51,20 +51,22 @@ def try_all(what: str, scene: Scene, count: int) -> dict[str, object]:
         else:
             faults = 1 if faults is None else faults
             tried, ok = tried + faults, ok + faults
-    return fault_line(NAMES.get(what, what), tried, ok, time.monotonic() - started)
+    took = time.monotonic() - started
+    return fault_line(NAMES.get(what, what), tried, ok, took, forms=scene.forms)
 
 
 def main() -> None:
     """Try what is asked for; exit 1 if anything did not hold."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--what", nargs="+", choices=sorted(KINDS), default=list(KINDS))
+    parser.add_argument("--forms", nargs="+", choices=sorted(FORMATS), default=list(FORMATS))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true")
     asked = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        scene = Scene(Path(folder), asked.seed)
+        scene = Scene(Path(folder), asked.seed, asked.forms)
         for what in asked.what:
             line = try_all(what, scene, asked.count)
             failed |= line["ok"] != line["tried"]

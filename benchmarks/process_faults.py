@@ -13,7 +13,6 @@ from pathlib import Path
 
 from benchmarks.fault_scene import (
     DONE,
-    FORMATS,
     INTERRUPTED,
     KILLED,
     OUTPUT,
@@ -30,7 +29,7 @@ from tests.hostile import case, test_hostile
 def kills(scene: Scene, count: int) -> Iterator[Trial]:
     """SIGKILL at random moments; a trial kills until a run comes through, and returns how often."""
     while scene.hits < count:
-        yield lambda: _killed(scene, scene.job(scene.random.choice(sorted(FORMATS)),
+        yield lambda: _killed(scene, scene.job(scene.random.choice(scene.forms),
                                                scene.random.choice((1, 2))))  # fmt: skip
 
 
@@ -52,7 +51,7 @@ def _killed(scene: Scene, job: Job) -> int:
 def interrupts(scene: Scene, count: int) -> Iterator[Trial]:
     """SIGINT at random moments."""
     for _ in range(count):
-        form, workers = scene.random.choice(sorted(FORMATS)), scene.random.choice((1, 2))
+        form, workers = scene.random.choice(scene.forms), scene.random.choice((1, 2))
         part = scene.random.uniform(0, 1.05)
         yield lambda form=form, workers=workers, part=part: _interrupted(
             scene, scene.job(form, workers), part
@@ -71,7 +70,7 @@ def _interrupted(scene: Scene, job: Job, part: float) -> None:
 def races(scene: Scene, count: int) -> Iterator[Trial]:
     """Two conversions into one OUT, the second at a random moment of the first."""
     for _ in range(count):
-        form, part = scene.random.choice(sorted(FORMATS)), scene.random.uniform(0, 1.1)
+        form, part = scene.random.choice(scene.forms), scene.random.uniform(0, 1.1)
         yield lambda form=form, part=part: _race(scene, scene.job(form), part)
 
 
