@@ -24,7 +24,7 @@ import torch
 from runtime.kernels.gemv import root_mean, rounded, row_part, silu_times
 from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
-from runtime.kernels.routing import order_keys, take_best
+from runtime.kernels.routing import likeliest, order_keys, take_best
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,18 +62,6 @@ def routed_row(
         BLOCK_J=power_of_two(k), **choice, **_DOWN, **early(),
     )  # fmt: skip
     return y_1H
-
-
-@jit
-def _chosen(logits, E, TOP: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Return the TOP likeliest experts, likeliest first, and the shared one beyond them."""
-    j = tl.arange(0, BLOCK_J)
-    keys = order_keys(logits, E, BLOCK_E)
-    experts = tl.zeros((BLOCK_J,), tl.int32) + E
-    for place in tl.static_range(TOP):
-        expert, keys = take_best(keys)
-        experts = tl.where(j == place, expert, experts)
-    return experts.to(tl.int64)
 
 
 @jit
@@ -174,7 +162,7 @@ def _down_kernel(
     VECTOR: tl.constexpr = 128 // down.dtype.element_ty.primitive_bitwidth
     first = tl.program_id(0) * BLOCK_N
     j = tl.arange(0, BLOCK_J)
-    experts, used = _chosen(logits, E, TOP, BLOCK_J, BLOCK_E), j < TOP
+    experts, used = likeliest(logits, E, TOP, BLOCK_J, BLOCK_E).to(tl.int64), j < TOP
     shared = tl.zeros((1,), tl.int64) + E
     w = _down_rows(down, experts, used, first, H, F, BLOCK_N, BLOCK_K)
     w_shared = _down_rows(down, shared, shared == E, first, H, F, BLOCK_N, BLOCK_K)

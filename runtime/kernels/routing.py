@@ -114,6 +114,18 @@ def take_best(keys):
 
 
 @jit
+def likeliest(logits, E, TOP: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Return [BLOCK_J]: the TOP likeliest of E experts, likeliest first, then E everywhere."""
+    j = tl.arange(0, BLOCK_J)
+    keys = order_keys(logits, E, BLOCK_E)
+    experts = tl.zeros((BLOCK_J,), tl.int32) + E
+    for place in tl.static_range(TOP):
+        expert, keys = take_best(keys)
+        experts = tl.where(j == place, expert, experts)
+    return experts
+
+
+@jit
 def _route_kernel(
     logits, weights, experts, E, row,
     TOP: tl.constexpr, OUT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
@@ -128,11 +140,7 @@ def _route_kernel(
     t = tl.program_id(0).to(tl.int64)
     row_at = logits + t * row
     j = tl.arange(0, BLOCK_J)
-    keys = order_keys(row_at, E, BLOCK_E)
-    chosen = tl.zeros((BLOCK_J,), tl.int32) + E
-    for place in tl.static_range(TOP):
-        expert, keys = take_best(keys)
-        chosen = tl.where(j == place, expert, chosen)
+    chosen = likeliest(row_at, E, TOP, BLOCK_J, BLOCK_E)
     x = tl.load(row_at + chosen, mask=j < TOP, other=-float("inf")).to(tl.float32)
     powers = tl.exp(x - tl.max(x, 0))
     top = powers / tl.sum(powers, 0)
