@@ -132,7 +132,8 @@ def convert(
     An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
     """
     out = Path(out)
-    _check_device(options.get("device", "cpu"))
+    device = options.get("device", "cpu")
+    _check_device(device)
     progress, stream = options.get("progress", False), options.get("stream", False)
     opened, origin = open_source(source, progress=progress, stream=stream)
     overwrite, engine = options.get("overwrite", False), options.get("engine", "threads")
@@ -158,10 +159,11 @@ def convert(
     share = fit_memory(
         job, opened, limit, _workers(opened, options), verify=options.get("verify", True)
     )
-    heard = say if options.get("progress") else _keep_quiet
+    heard = say if progress else _keep_quiet
     place = opened.folder if origin.repo else Path(source)
     with open_engine(engine, place, workers=workers, limit=limit) as convert_rows:
-        return write_artifact(job, opened, origin, out, Means(convert_rows, share, heard), options)
+        means = Means(convert_rows, share, device, progress, heard)
+        return write_artifact(job, opened, origin, out, means, options)
 
 
 def _keep_quiet(_: object) -> None:

@@ -96,7 +96,8 @@ def write_artifact(
     sink.open()
     try:
         _check_still_free(sink, overwrite=options.get("overwrite", False))
-        source_files = _fill(job, source, origin, sink, means, options)
+        journal = _begin(sink, digest, overwrite=options.get("overwrite", False))
+        source_files = _fill(job, source, origin, sink, journal, means)
         if job.config:
             add_side_files(job, source, sink)
         report = None
@@ -157,25 +158,29 @@ def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
         raise OutputError(f"{entry} was written by another conversion meanwhile")
 
 
-def _fill(
-    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, means: Means,
-    options: Options,
-) -> dict[str, Any]:  # fmt: skip
-    """Write all tensors; meanwhile hash the source, and return its files.
-
-    A stream is hashed as it comes, unless it is read in part.
-    """
-    journal = Journal(sink.work / JOURNAL, digest_of(job, source), sink.left)
+def _begin(sink: FolderSink, digest: str, *, overwrite: bool) -> Journal:
+    """Return the journal of this conversion, resumed if it is its own; every file is reserved."""
+    journal = Journal(sink.work / JOURNAL, digest, sink.left)
     if journal.resume():
         if not sink.is_whole():
             journal.forget()
     else:
-        _check_abandoned(sink, overwrite=options.get("overwrite", False))
+        _check_abandoned(sink, overwrite=overwrite)
         sink.clear()
     sink.create()
     journal.start()
+    return journal
+
+
+def _fill(
+    job: Plan, source: Checkpoint, origin: Origin, sink: FolderSink, journal: Journal, means: Means
+) -> dict[str, Any]:
+    """Write all tensors; meanwhile hash the source, and return its files.
+
+    A stream is hashed as it comes, unless it is read in part.
+    """
     todo = len(job.rows) - len(journal.done)
-    shown = rows_bar(todo, "convert") if options.get("progress") else quiet()
+    shown = rows_bar(todo, "convert") if means.progress else quiet()
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=1) as hasher, shown as advance:
         near = [path for path in job.read_files(source) if not source.is_far(path)]
@@ -183,8 +188,7 @@ def _fill(
         try:
             if source.remote is not None and job.recipe.only is None:
                 source.remote.begin()
-            effort = means.effort(options.get("device", "cpu"), advance)
-            means.engine(job, source, sink, journal, effort)
+            means.engine(job, source, sink, journal, means.effort(advance))
             return _describe_far(job, source) | hashes.result()
         except OSError as error:
             raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None

@@ -36,15 +36,23 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What a conversion works with: who converts rows, how much of this machine, whom to tell."""
+    """What a conversion works with.
+
+    engine    who converts rows, with this share of the machine
+    device    where rows are quantised
+    progress  show a bar
+    say       told what happens on the way
+    """
 
     engine: Engine
     share: Share
+    device: str
+    progress: bool
     say: Callable[[str], object]
 
-    def effort(self, device: str, advance: Callable[[], object]) -> Effort:
+    def effort(self, advance: Callable[[], object]) -> Effort:
         """Return what the engine is told."""
-        return Effort(self.share.workers, device, advance, self.share.room, self.say)
+        return Effort(self.share.workers, self.device, advance, self.share.room, self.say)
 
 
 @contextmanager
