@@ -113,6 +113,12 @@ class State:
         self.free_slots.append(slot)
 
 
+def send(numbers: Sequence[float], to: Tensor) -> None:
+    """Copy numbers to a tensor; neither the host waits for it, nor what it has launched before."""
+    host = torch.tensor(numbers, dtype=to.dtype)
+    to.copy_(host.pin_memory() if to.is_cuda else host, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Span:
     """Consecutive tokens of one sequence: their ids, the position of the first, where its state is.
@@ -161,21 +167,15 @@ class Batch:
         waves: Sequence[Sequence[Span]], prefills: Sequence[Span], device: torch.device
     ) -> Batch:
         """Return the batch; everything reaches the device in one copy."""
-        spans = [span for wave in waves for span in wave] + list(prefills)
-        bounds = [0, *accumulate(len(span.ids) for span in prefills)]
-        parts = [
-            [token for span in spans for token in span.ids],
-            [span.start + i for span in spans for i in range(len(span.ids))],
-            [span.slot for span in spans for _ in span.ids],
-            [span.slot for span in spans],
-            [span.state for span in spans],
-            bounds,
-            [span.start for span in prefills],
-            [span.start + 1 for wave in waves for span in wave],
-        ]
-        packed = torch.tensor(list(chain(*parts)), dtype=torch.int64).to(device)
+        parts = _parts(waves, prefills)
+        packed = torch.empty(sum(map(len, parts)), dtype=torch.int64, device=device)
+        send(list(chain(*parts)), packed)
         tensors = torch.split(packed, [len(part) for part in parts])
         return Batch(tuple(len(wave) for wave in waves), packed, *tensors)
+
+    def fill(self, waves: Sequence[Sequence[Span]]) -> None:
+        """Put other decode rows, as many, in the place of those that are there."""
+        send(list(chain(*_parts(waves, []))), self.packed)
 
     @property
     def num_decodes(self) -> int:
@@ -194,3 +194,19 @@ class Batch:
             rows = slice(start, start + count)
             yield rows, self.states[rows], before
             start, before = start + count, self.states[rows]
+
+
+def _parts(waves: Sequence[Sequence[Span]], prefills: Sequence[Span]) -> list[list[int]]:
+    """Return the fields of a batch after `packed`."""
+    decodes = [span for wave in waves for span in wave]
+    spans = [*decodes, *prefills]
+    return [
+        [token for span in spans for token in span.ids],
+        [span.start + i for span in spans for i in range(len(span.ids))],
+        [span.slot for span in spans for _ in span.ids],
+        [span.slot for span in spans],
+        [span.state for span in spans],
+        [0, *accumulate(len(span.ids) for span in prefills)],
+        [span.start for span in prefills],
+        [span.start + 1 for span in decodes],
+    ]

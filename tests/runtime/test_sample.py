@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.sample import GREEDY, RequestError, Sampling, draw, sample
+from runtime.sample import GREEDY, RequestError, Sampler, Sampling, draw
 
 rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40)
 samplings = st.builds(
@@ -20,7 +20,20 @@ samplings = st.builds(
 
 
 def draw_one(logits, sampling, number):
-    return draw(torch.tensor([logits]), [sampling], [number]).item()
+    settings = [[sampling.temperature, sampling.top_k or torch.inf, sampling.top_p]]
+    exact = torch.tensor(settings, dtype=torch.float64), torch.tensor([number], dtype=torch.float64)
+    return draw(torch.tensor([logits]), *exact).item()
+
+
+def sample(logits, many, place=0, padding=0):
+    """Return the token of each row [R, V] as the one that follows `place` of its own slot."""
+    sampler = Sampler.allocate(len(many), place + 3, logits.device)
+    for slot, sampling in enumerate(many):
+        sampler.start(slot, sampling, place, 2)
+    slots = torch.tensor([*range(len(many)), *[-1] * padding])
+    rows = torch.cat([logits, torch.zeros(padding, logits.shape[1])])
+    sampled = not all(sampling.greedy for sampling in many)
+    return sampler.choose(rows, slots, slots * 0 + place, sampled=sampled).tolist()[: len(many)]
 
 
 def allowed(logits, sampling):
@@ -63,35 +76,63 @@ def test_one_likeliest_token_and_a_tiny_temperature_are_greedy(logits, number):
     assert draw_one(logits, Sampling(1e-300), number) in {
         token for token, value in enumerate(logits) if value == max(logits)
     }
-    assert sample(torch.tensor([logits]), [GREEDY], [Random(0)]) == [best]
+    assert sample(torch.tensor([logits]), [GREEDY]) == [best]
 
 
 def test_draws_have_the_probabilities_of_the_softmax():
     """4000 draws: each frequency is within 5 standard deviations of its probability."""
     logits, count = torch.tensor([1.0, 0.0, 2.0, -1.0]), 4000
-    sampling = Sampling(temperature=1.5, seed=5)
-    generator = sampling.generator()
-    drawn = torch.tensor(
-        [t for _ in range(count) for t in sample(logits[None], [sampling], [generator])]
-    )
+    sampler = Sampler.allocate(1, count, logits.device)
+    sampler.start(0, Sampling(temperature=1.5, seed=5), 0, count)
+    slots, places = torch.zeros(count, dtype=torch.int64), torch.arange(count)
+    drawn = sampler.choose(logits.expand(count, -1), slots, places, sampled=True)
     p = (logits / 1.5).softmax(0)
     frequency = drawn.bincount(minlength=4) / count
     assert ((frequency - p).abs() < 5 * (p * (1 - p) / count).sqrt()).all()
 
 
-@given(st.lists(samplings, min_size=1, max_size=6), st.integers(0, 99))
-def test_a_row_does_not_depend_on_its_neighbours(many, seed):
+mixed = st.lists(samplings | st.just(GREEDY), min_size=1, max_size=6)
+
+
+@given(mixed, st.integers(0, 99), st.integers(0, 2))
+def test_a_row_does_not_depend_on_its_neighbours(many, seed, padding):
     logits = torch.randn(len(many), 30, generator=torch.Generator().manual_seed(seed))
-    together = sample(logits, many, [one.generator() for one in many])
-    alone = [sample(logits[i : i + 1], [one], [one.generator()])[0] for i, one in enumerate(many)]
+    together = sample(logits, many, padding=padding)
+    alone = [sample(logits[i : i + 1], [one])[0] for i, one in enumerate(many)]
     assert together == alone
 
 
-def test_greedy_rows_take_no_draw():
-    generators = [Random(1), Random(1)]
-    sample(torch.randn(2, 9), [GREEDY, Sampling(1.0)], generators)
-    assert generators[0].random() == Random(1).random()
-    assert generators[1].random() != Random(1).random()
+@given(mixed, st.integers(0, 99))
+def test_a_greedy_row_among_sampled_ones_takes_its_likeliest_token(many, seed):
+    """Ties included, which few distinct logits have: the first of them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(0, 4, (len(many) + 1, 30), generator=generator).float()
+    got = sample(logits, [Sampling(1.0), *many])
+    for row, sampling in enumerate(many, start=1):
+        if sampling.greedy:
+            assert got[row] == logits[row].argmax().item()
+
+
+@given(samplings, st.integers(0, 99), st.integers(0, 5))
+def test_each_token_of_a_request_takes_one_draw_of_its_generator(sampling, seed, first):
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(seed))
+    sampler, generator = Sampler.allocate(2, 9, logits.device), Random(sampling.seed)
+    sampler.start(1, sampling, first, 3)
+    for place in range(first, first + 3):
+        at = torch.tensor([1]), torch.tensor([place])
+        expected = draw_one(logits[0].tolist(), sampling, generator.random())
+        assert sampler.choose(logits, *at, sampled=True).tolist() == [expected]
+
+
+def test_a_slot_forgets_how_its_last_request_was_sampled():
+    logits = torch.tensor([[0.0, 0.1, 0.2]])
+    sampler, at = Sampler.allocate(1, 50, logits.device), torch.zeros(50, dtype=torch.int64)
+    sampler.start(0, Sampling(5.0), 0, 50)
+    wild = sampler.choose(logits.expand(50, -1), at, torch.arange(50), sampled=True)
+    sampler.start(0, GREEDY, 0, 50)
+    tame = sampler.choose(logits.expand(50, -1), at, torch.arange(50), sampled=True)
+    assert len(wild.unique()) == 3
+    assert tame.unique().tolist() == [2]
 
 
 @pytest.mark.parametrize(
