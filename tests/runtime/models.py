@@ -14,6 +14,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 from formats.checkpoint import open_checkpoint
 from qwen35_convert.text import DEFAULT_TEXT
+from runtime.engine import Engine, Request
 from runtime.load import load_model
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
@@ -84,6 +85,21 @@ def run(model: Model, ids: Sequence[int], state: State, *, slot=0, cuts=(), deco
         span = Span(ids[at : at + 1], at, slot, slot)
         parts.append(hidden_states(model, pools, Batch.pack([[span]], [], model.device)))
     return logits(model, torch.cat(parts))
+
+
+def served(engine: Engine, requests: Sequence[Request], waits: Sequence[int]) -> list[list[int]]:
+    """Run requests that arrive one after another; return what each was delivered."""
+    delivered: dict[int, list[int]] = {id(request): [] for request in requests}
+    queue = list(zip(waits, requests, strict=True))
+    clock = 0
+    while queue or engine.busy:
+        while queue and queue[0][0] <= clock:
+            engine.add(queue.pop(0)[1])
+            clock = 0
+        for request, token in engine.step():
+            delivered[id(request)].append(token)
+        clock += 1
+    return [delivered[id(request)] for request in requests]
 
 
 def full(model: Model, ids: Sequence[int]) -> torch.Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from random import Random
 
 import pytest
 import torch
@@ -9,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine import Engine, Request, Speculation, generate
-from runtime.sample import GREEDY, RequestError, Sampling
+from runtime.sample import GREEDY, RequestError, Sampling, draw
 from runtime.state import Batch
 from tests.runtime.models import (
     NANO,
     distance,
     full,
     load,
-    needs_cuda,
+    served,
     some_ids,
     state_of,
     text_ids,
@@ -169,6 +170,91 @@ def test_a_stop_token_ends_the_answer_and_is_kept(model):
         assert list(got) == expected
 
 
+@settings(max_examples=12)
+@given(many=arrivals, every=st.integers(2, 9), slots=st.integers(1, 3))
+def test_what_is_computed_after_a_stop_token_is_seen_nowhere(model, many, every, slots):
+    """Not in the answer, nor in those beside it, nor in the next one of the same slot."""
+    ids, stop = some_ids(200, model), frozenset(range(0, model.config.sizes["V"], every))
+    requests = [one.request(ids) for one in many]
+    for request in requests:
+        request.stop = stop
+    engine = Engine(model, slots=slots, max_len=210, chunk=64)
+    delivered = served(engine, requests, [one.wait for one in many])
+    for one, request, got in zip(many, requests, delivered, strict=True):
+        alone = one.request(ids)
+        served(Engine(model, slots=1, max_len=210), [alone], [0])
+        ends = [i for i, token in enumerate(alone.tokens, start=1) if token in stop]
+        assert got == request.tokens == alone.tokens[: min(ends, default=None)]
+    assert sorted(engine.state.free_slots) == list(range(slots))
+
+
+def test_tokens_are_delivered_one_step_behind(model):
+    engine, request = Engine(model, slots=2, max_len=100), Request(some_ids(9, model), 3)
+    engine.add(request)
+    computed, counts = [], []
+    while engine.busy:
+        counts.append(len(engine.step()))
+        computed.append(request.computed)
+    assert computed == [9, 10, 11, 11]
+    assert counts == [0, 1, 1, 1]
+    assert engine.step() == []
+
+
+def test_no_token_is_run_beyond_those_wanted(model):
+    engine = Engine(model, slots=2, max_len=40)
+    engine.state.keys.fill_(3)
+    many = [Request(some_ids(9, model), 3), Request(some_ids(20, model), 8)]
+    served(engine, many, [0, 1])
+    for request in many:
+        assert request.computed == request.longest
+        assert (engine.state.keys[:, request.slot, request.longest :] == 3).all()
+        assert (engine.state.keys[:, request.slot, : request.longest] != 3).any(dim=(0, 2, 3)).all()
+
+
+def test_the_host_sends_the_table_only_when_rows_change(model, monkeypatch):
+    """Two join at once and a third later; they end one by one."""
+    filled, fill = [], Batch.fill
+
+    def spy(batch, waves):
+        filled.append([row.slot for row in waves[0]])
+        fill(batch, waves)
+
+    monkeypatch.setattr(Batch, "fill", spy)
+    many = [Request(some_ids(9, model), count) for count in (9, 20, 8)]
+    served(Engine(model, slots=4, max_len=40), many, [0, 0, 4])
+    assert filled == [[0, 1], [0, 1, 2, -1], [1, 2], [1]]
+    assert [len(request.tokens) for request in many] == [9, 20, 8]
+
+
+def chosen_on_the_host(model, prompt, count, sampling):
+    """Return the tokens that a loop over whole prefills chooses, one draw for each token."""
+    ids, generator = list(prompt), Random(sampling.seed)
+    settings_13 = [[sampling.temperature, sampling.top_k or torch.inf, sampling.top_p]]
+    for _ in range(count):
+        scores = full(model, ids)[-1:]
+        token = scores.argmax(-1)
+        if sampling.temperature > 0:
+            number = torch.tensor([generator.random()], dtype=torch.float64)
+            token = draw(scores, torch.tensor(settings_13, dtype=torch.float64), number)
+        ids.append(token.item())
+    return ids[len(prompt) :]
+
+
+def test_the_device_chooses_what_the_host_would(trained):
+    """Greedy and sampled rows that join and leave, and the same drafted."""
+    model, ids = trained
+    ways = [GREEDY, Sampling(0.8, seed=3), Sampling(1.5, top_k=7, seed=4), Sampling(1, top_p=0.6)]
+    many = [Request(ids[i : 20 + 9 * i], 12 - 2 * i, way) for i, way in enumerate(ways)]
+    delivered = served(Engine(model, slots=3, max_len=80), many, [0, 1, 3, 0])
+    for request, got in zip(many, delivered, strict=True):
+        expected = chosen_on_the_host(model, request.prompt, request.max_tokens, request.sampling)
+        again = generate(model, request.prompt, request.max_tokens, sampling=request.sampling)
+        drafted, _, _ = speculated(
+            model, request.prompt, request.max_tokens, sampling=request.sampling
+        )
+        assert got == list(again) == drafted.tokens == expected
+
+
 def test_what_cannot_be_run_is_refused(model):
     with pytest.raises(RequestError, match="the prompt has no tokens"):
         generate(model, [], 5)
@@ -227,41 +313,18 @@ def test_drafts_are_both_accepted_and_rejected(trained):
     assert seen["accepted"] > seen["rejected"] > 3
 
 
+def test_a_stop_token_may_be_the_first_or_second_of_a_drafted_step(trained):
+    model, ids = trained
+    tokens = list(generate(model, ids[:100], 20))
+    for stop in set(tokens):
+        request, _, speculation = speculated(model, ids[:100], 20, stop=frozenset([stop]))
+        assert request.tokens == tokens[: tokens.index(stop) + 1]
+        assert request.computed == len(request.ids) - 1
+        assert speculation.accepted <= speculation.drafted
+
+
 def test_an_untrained_head_drafts_in_vain_and_harmlessly(sparse):
     ids = some_ids(70, sparse)
     request, _, speculation = speculated(sparse, ids, 10)
     assert request.tokens == list(generate(sparse, ids, 10))
     assert speculation.accepted < speculation.drafted
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.parametrize("is_moe", [False, True], ids=["dense", "moe"])
-def test_graphs_decode_what_single_launches_decode(tmp_path, is_moe):
-    """Three sequences in a graph of four rows, then two, then one; untouched slots stay."""
-    on_gpu = load(write(tmp_path, moe=is_moe), device="cuda")
-    ids = some_ids(90, on_gpu)
-    answers = []
-    for graphs in (False, True):
-        many = [Request(ids[i : 90 - 20 * i], 4 + 3 * i) for i in range(3)]
-        engine = Engine(on_gpu, slots=5, max_len=210, graphs=graphs)
-        engine.state.recurrent[3:] = 3
-        engine.state.keys[:, 3:] = 3
-        states_at_the_end(engine, many, [0, 0, 0])
-        answers.append([request.tokens for request in many])
-        assert bool(engine.graphs) == graphs
-        assert (engine.state.recurrent[3:] == 3).all()
-        assert (engine.state.keys[:, 3:] == 3).all()
-    assert answers[0] == answers[1]
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_gpu_speculates_without_changing_tokens(tmp_path):
-    """Of four tokens in all, an untrained head guesses some."""
-    on_gpu = load(write(tmp_path, vocab_size=4), device="cuda")
-    ids, sampling = some_ids(70, on_gpu), Sampling(temperature=1.0, seed=7)
-    request = Request(ids, 30, sampling)
-    speculation = Speculation(on_gpu, request)
-    assert list(speculation.run()) == list(generate(on_gpu, ids, 30, sampling=sampling))
-    assert 0 < speculation.accepted < speculation.drafted
