@@ -253,7 +253,8 @@ def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context)
         if before is not None:
             for pool in pools:
                 pool.index_copy_(0, slots, pool.index_select(0, before))
-        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *pools, slots))
+        at, copied = (*pools, slots), before is not None
+        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *at, copied=copied))
     if batch.num_prefills:
         rows, bounds = slice(batch.num_decodes, None), batch.cu_seqlens
         slots, gates = batch.states[rows], (a[rows], b[rows], w.A_log, w.dt_bias)

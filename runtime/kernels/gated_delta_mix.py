@@ -79,18 +79,20 @@ def mixed_step_reference(
 
 def mixed_step(
     qkv_BC: Tensor, z_BVv: Tensor, a_BV: Tensor, b_BV: Tensor, rule: Rule,
-    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor,
+    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor, *, copied: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the normed and gated output [B, V, v] for one token of each sequence; slots move on.
 
     qkv_BC, z_BVv, a_BV, b_BV  model dtype, rows of one or two products; contiguous but for rows
     conv_pool                  [S, C, K-1], state_pool [S, V, k, v]: each slot contiguous, in place
     slots_B                    no slot twice; negative: zeros out, nothing written
+    copied                     the states were written just before: they are not read earlier
     """
     if not use_triton(qkv_BC):
         return mixed_step_reference(qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B)
-    if len(qkv_BC) * rule.values[0] < _FEW:
-        return _few(qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B)
+    if copied or len(qkv_BC) * rule.values[0] < _FEW:
+        start = {} if copied else early()
+        return _few(qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B, start)
     qkv = conv1d_step(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
     gates, gate = (a_BV, b_BV, rule.A_log, rule.dt_bias), Gate(z_BVv, rule.norm_v, rule.eps)
     return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
@@ -98,7 +100,7 @@ def mixed_step(
 
 def _few(
     qkv_BC: Tensor, z_BVv: Tensor, a_BV: Tensor, b_BV: Tensor, rule: Rule,
-    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor,
+    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor, start: dict[str, bool],
 ) -> Tensor:  # fmt: skip
     _check(qkv_BC, z_BVv, rule, conv_pool, state_pool)
     (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(qkv_BC)
@@ -109,7 +111,7 @@ def _few(
         qkv_BC, a_BV, b_BV, rule.conv_C1K, rule.A_log, rule.dt_bias, conv_pool, state_pool, slots_B,
         o, *(x.stride(0) for x in (qkv_BC, a_BV, b_BV, conv_pool, state_pool)), dk**-0.5, EPS,
         H=key_heads, V=heads, DK=dk, DV=dv, K=taps, BK=power_of_two(dk), BV=columns, num_warps=1,
-        **early(),
+        **start,
     )  # fmt: skip
     _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), batch)](
         o, z_BVv, rule.norm_v, y, qkv_BC, conv_pool, slots_B, channels,
