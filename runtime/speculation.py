@@ -127,7 +127,7 @@ class Speculation:
         drafted = draft_states(self.model, self.state.mtp_pools(), self.paired, hidden)
         draft = logits(self.model, drafted.index_select(0, right)).argmax(-1)
         self._move_on(torch.cat([tokens.index_select(0, right), draft]), right)
-        return torch.cat([tokens[:1], torch.where(right > 0, tokens[1:], -1)])
+        return torch.cat([tokens[:1], tokens[1:].masked_fill(right == 0, -1)])
 
     def _move_on(self, ids: Tensor, right: Tensor) -> None:
         """Begin the next step after the tokens of this one, which are `right` + 1."""
