@@ -55,7 +55,7 @@ class Speculation:
         self.state = State.allocate(model.config, room, device=model.device, dtype=model.dtype)
         self.pools = self.state.pools()
         self.sampler = Sampler.allocate(1, room.max_len, model.device)
-        self.tried = Batch.pack(_waves(0, slot=-1), [], model.device)
+        self.tried = Batch.pack(_waves(request.longest, slot=0), [], model.device)
         # the same rows, all at once: the head is attention, which may see several of one slot
         self.paired = replace(self.tried, waves=(2,))
         self.use_graphs = graphs and model.device.type == "cuda"
@@ -65,7 +65,8 @@ class Speculation:
     def run(self) -> Iterator[int]:
         """Yield the tokens."""
         request = self.request
-        # recording runs it once: on both states, before anything is in them, on padding for keys
+        # recording runs it once: before anything is in the states, and at the last places of the
+        # slot, so that kernels are tuned for its length; no place is read before it is written
         step = Recorded(self._step, record=self.use_graphs)
         arriving = self._prefill()
         while not request.finished:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from runtime.engine import Engine, Request, Speculation, generate
-from runtime.graphs import Arriving, Recorded
+from runtime.graphs import Arriving, DecodeRows, Recorded
 from runtime.sample import GREEDY, Sampling
 from tests.runtime.models import NANO, load, needs_cuda, served, some_ids, text_ids, write
 
@@ -51,6 +51,21 @@ def test_a_step_that_is_not_recorded_is_called_each_time():
     count = torch.zeros(1)
     step = Recorded(lambda: count.add_(1).clone(), record=False)
     assert [step().item(), step().item()] == [1, 2]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_run_before_a_recording_changes_nothing(sampling):
+    model, ids = load(NANO), text_ids(NANO, 80)
+    expected = list(generate(model, ids, 12, sampling=sampling))
+    request = Request(ids, 12, sampling)
+    speculation, engine = Speculation(model, Request(ids, 12, sampling)), Engine(model, slots=2)
+    with torch.inference_mode():
+        Recorded(speculation._step, record=False)()
+        DecodeRows(
+            model, engine.pools, engine.sampler, 4, sampled=not sampling.greedy, record=False
+        ).step()
+    assert not any(pool.any() for pool in (engine.state.recurrent, engine.state.keys))
+    assert list(speculation.run()) == served(engine, [request], [0])[0] == expected
 
 
 @pytest.mark.gpu
