@@ -11,6 +11,9 @@ to the model dtype, then quantised, before they leave: F is a multiple of 128.
 The programs of the second product keep a block's activations on chip and walk along the rows of
 its expert: with F this short a program for each tile would mostly wait for its first operands.
 
+An expert's last block may hold few pairs. Up to 64, the fewest rows that the tensor cores take from
+four warps, it is a tile of 64 rows: the same sums at half the cost.
+
 Source and rounding: see moe and quantize_rows.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 # codes of a block's inner activations that stay on chip
 _KEPT = 1 << 16
+_TAIL = 64
 
 
 def most_pairs(inner: int) -> int:
@@ -52,42 +56,71 @@ def w8a8_pairs(
     order_P, blocks_B3, block  as `expert_blocks` gives them
     """
     (num_tokens, k), (_, hidden, inner) = weights_Tk.shape, down.values.shape
-    num_pairs, num_blocks = num_tokens * k, blocks_B3.shape[0]
+    num_pairs, num_blocks, tail = num_tokens * k, blocks_B3.shape[0], min(_TAIL, block)
     x, x_scale = quantize_rows(x_TH, BLOCK)
     codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
     out_PH = x_TH.new_empty((num_pairs, hidden))
     _gate_up_kernel[(num_blocks, inner // BLOCK)](
         x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
-        num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2], TOP=k, BLOCK_M=block,
+        num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2],
+        TOP=k, BLOCK_M=block, TAIL=tail,
     )  # fmt: skip
     _down_kernel[(num_blocks,)](
         codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
-        num_pairs, hidden, inner, *down.scale_strides[:2], GROUPS=inner // BLOCK, BLOCK_M=block,
+        num_pairs, hidden, inner, *down.scale_strides[:2],
+        GROUPS=inner // BLOCK, BLOCK_M=block, TAIL=tail,
     )  # fmt: skip
     return out_PH
 
 
 @jit
+def block_of(blocks):
+    """Return (expert or -1, first place in the order, end) of the program's block."""
+    block = blocks + tl.program_id(0) * 3
+    first, end = tl.load(block + 1).to(tl.int64), tl.load(block + 2).to(tl.int64)
+    return tl.load(block).to(tl.int64), first, end
+
+
+@jit
 def expert_block(blocks, BLOCK_M: tl.constexpr):
     """Return (expert or -1, places in the order [BLOCK_M], which of them are the block's)."""
-    block = blocks + tl.program_id(0) * 3
-    place = tl.load(block + 1).to(tl.int64) + tl.arange(0, BLOCK_M)
-    return tl.load(block).to(tl.int64), place, place < tl.load(block + 2)
+    expert, first, end = block_of(blocks)
+    place = first + tl.arange(0, BLOCK_M)
+    return expert, place, place < end
 
 
 @autotune(
     [{"num_warps": w, "num_stages": s} for w, s in ((8, 3), (8, 4), (4, 3), (4, 2))],
-    key=["H", "F", "BLOCK_M"],
+    key=["H", "F", "BLOCK_M", "TAIL"],
 )
 @jit
 def _gate_up_kernel(
     x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, T, H, F, P,
-    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
+    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    expert, place, used = expert_block(blocks, BLOCK_M)
+    expert, first, end = block_of(blocks)
     if expert < 0:
         return
+    if TAIL < BLOCK_M and end - first <= TAIL:
+        _gate_up_tile(
+            x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like,
+            T, H, F, P, scale_expert, scale_row, TOP, TAIL,
+        )  # fmt: skip
+        return
+    _gate_up_tile(
+        x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like,
+        T, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
+    )  # fmt: skip
+
+
+@jit
+def _gate_up_tile(
+    x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like, T, H, F, P,
+    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    place = first + tl.arange(0, BLOCK_M)
+    used = place < end
     t = tl.load(order + place, mask=used, other=0) // TOP
     group = tl.program_id(1)
     n = tl.arange(0, 128)
@@ -122,16 +155,35 @@ def _gate_up_kernel(
 @autotune(
     [{"BLOCK_N": n, "num_warps": w, "num_stages": s}
      for n, w, s in ((64, 8, 3), (64, 8, 2), (64, 4, 2), (64, 4, 3))],
-    key=["H", "F", "BLOCK_M"],
+    key=["H", "F", "BLOCK_M", "TAIL"],
 )  # fmt: skip
 @jit
 def _down_kernel(
     inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
-    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    expert, place, used = expert_block(blocks, BLOCK_M)
+    expert, first, end = block_of(blocks)
     if expert < 0:
         return
+    if TAIL < BLOCK_M and end - first <= TAIL:
+        _down_tiles(
+            inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
+            scale_expert, scale_row, GROUPS, TAIL, BLOCK_N,
+        )  # fmt: skip
+        return
+    _down_tiles(
+        inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
+        scale_expert, scale_row, GROUPS, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@jit
+def _down_tiles(
+    inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
+    scale_expert, scale_row, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    place = first + tl.arange(0, BLOCK_M)
+    used = place < end
     k, n = tl.arange(0, 128), tl.arange(0, BLOCK_N)
     x_rows = inner + place[:, None] * F + k[None, :]
     parts, scales = (), ()
@@ -142,10 +194,10 @@ def _down_kernel(
         scales += (s_M,)  # type: ignore[assignment]
     pair = tl.load(order + place, mask=used, other=0)
     weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
-    for first in range(0, H, BLOCK_N):
-        h = first + n
+    for start in range(0, H, BLOCK_N):
+        h = start + n
         w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
-        s_row = scale + expert * scale_expert + first // 128 * scale_row
+        s_row = scale + expert * scale_expert + start // 128 * scale_row
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for g in tl.static_range(GROUPS):
             w_KN = operand(tl.load(w_rows + g * 128, mask=(h < H)[None, :], other=0.0))

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from runtime.kernels import expert_w8a8
+from runtime.kernels.moe import moe_experts, moe_experts_reference
+from runtime.kernels.weight import Fp8Weight
+
+COUNTS = (0, 1, 63, 64, 65, 127, 128, 129, 200)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def signs(*shape, seed=0):
+    """Return weights -1, 0 and 1 in blocks with any scale."""
+    experts, n, k = shape
+    codes = normal(*shape, seed=seed).round().clamp(-1, 1).to(torch.float8_e4m3fn)
+    scale = torch.exp(normal(experts, -(-n // 128), -(-k // 128), seed=seed + 1)) / k**0.5
+    return Fp8Weight(codes, scale, dynamic=True)
+
+
+def chosen(counts, k, seed=0):
+    """Return the experts [T, k] of tokens in random order, each expert with so many pairs."""
+    pairs = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    experts = pairs.view(k, -1).T
+    return experts[torch.randperm(len(experts), generator=torch.Generator().manual_seed(seed))]
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(256, 256), (384, 128)])
+def test_a_short_last_block_gives_the_bits_of_a_whole_one(hidden, inner, interpreter, monkeypatch):
+    """777 pairs of 9 experts are cut into blocks of 128.
+
+    Sums of 128 codes times -1, 0 or 1 are exact, whatever the order that numpy takes.
+    """
+    experts = chosen(COUNTS, 3)
+    x, weights = normal(len(experts), hidden), normal(*experts.shape, seed=1).softmax(-1)
+    gate_up = signs(len(COUNTS), 2 * inner, hidden)
+    down = signs(len(COUNTS), hidden, inner, seed=2)
+    args = x, gate_up, down, weights, experts
+    got = moe_experts(*args)
+    monkeypatch.setattr(expert_w8a8, "_TAIL", 128)
+    assert torch.equal(got, moe_experts(*args))
+    # as near as the interpreter's cast to FP8 comes, which cuts off
+    expected = moe_experts_reference(*args)
+    assert ((got - expected).norm(dim=1) / expected.norm(dim=1)).max() < 0.25
+    exact = [dataclasses.replace(w, dynamic=False) for w in (gate_up, down)]
+    assert not torch.equal(moe_experts(x, *exact, weights, experts), got)
