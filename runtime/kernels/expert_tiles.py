@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from runtime.kernels.expert_w8a8 import expert_block, most_pairs, w8a8_pairs
+from runtime.kernels.expert_blocks import expert_block, expert_blocks
+from runtime.kernels.expert_w8a8 import most_pairs, w8a8_pairs
 from runtime.kernels.gemm_fp8 import add_product, block_of_rows, scale_rows
 from runtime.kernels.gemv import rounded, silu_times
 from runtime.kernels.launch import autotune, jit, power_of_two, tl
@@ -78,30 +77,6 @@ def _summed(out_PH: Tensor, num_tokens: int, k: int) -> Tensor:
         out_PH, y_TH, y_TH.shape[1], TOP=k, BLOCK=block, num_warps=4
     )
     return y_TH
-
-
-def expert_blocks(experts_Tk: Tensor, num_experts: int, block: int) -> tuple[Tensor, Tensor]:
-    """Return (order, blocks): the pairs sorted by expert, cut into blocks of one expert each.
-
-    order   [P] int64, pair numbers t*k + j
-    blocks  [B, 3] int32: expert, first and end place in `order`; expert -1 marks an unused row.
-            B depends on T, k and E alone, so that nothing waits for the GPU
-    """
-    # a radix sort of 16 bits instead of 64
-    narrow = torch.int16 if num_experts < 1 << 15 else torch.int64
-    ordered, order = experts_Tk.flatten().to(narrow).sort(stable=True)
-    num_pairs, device = order.numel(), order.device
-    numbers = torch.arange(num_experts + 1, device=device, dtype=narrow)
-    bounds = torch.searchsorted(ordered, numbers)
-    counts = (bounds.diff() + block - 1) // block
-    ends = counts.cumsum(0)
-    number = torch.arange(num_pairs // block + min(num_experts, num_pairs), device=device)
-    owner = torch.searchsorted(ends, number, right=True)
-    expert = owner.clamp(max=num_experts - 1)
-    first = bounds[expert] + (number - (ends - counts)[expert]) * block
-    end = torch.minimum(first + block, bounds[expert + 1])
-    used = torch.where(owner < num_experts, owner, -1)
-    return order, torch.stack([used, first, end], dim=1).int()
 
 
 TILE_CHOICES = [

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.kernels.expert_blocks import block_of
 from runtime.kernels.gemv import rounded, silu_times
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
 from runtime.kernels.quantize_rows import quantize_rows, quantized
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 # codes of a block's inner activations that stay on chip
 _KEPT = 1 << 16
 _TAIL = 64
+# of the grid of the first product: 0, all blocks for one group of columns, then for the next; 1,
+# all groups of columns of a block, then those of the next
+_BLOCK_AXIS = 0
 
 
 def most_pairs(inner: int) -> int:
@@ -61,10 +65,11 @@ def w8a8_pairs(
     codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
     out_PH = x_TH.new_empty((num_pairs, hidden))
-    _gate_up_kernel[(num_blocks, inner // BLOCK)](
+    grid = (num_blocks, inner // BLOCK)
+    _gate_up_kernel[grid[::-1] if _BLOCK_AXIS else grid](
         x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
         num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2],
-        TOP=k, BLOCK_M=block, TAIL=tail,
+        TOP=k, BLOCK_M=block, TAIL=tail, AXIS=_BLOCK_AXIS,
     )  # fmt: skip
     _down_kernel[(num_blocks,)](
         codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
@@ -74,22 +79,6 @@ def w8a8_pairs(
     return out_PH
 
 
-@jit
-def block_of(blocks):
-    """Return (expert or -1, first place in the order, end) of the program's block."""
-    block = blocks + tl.program_id(0) * 3
-    first, end = tl.load(block + 1).to(tl.int64), tl.load(block + 2).to(tl.int64)
-    return tl.load(block).to(tl.int64), first, end
-
-
-@jit
-def expert_block(blocks, BLOCK_M: tl.constexpr):
-    """Return (expert or -1, places in the order [BLOCK_M], which of them are the block's)."""
-    expert, first, end = block_of(blocks)
-    place = first + tl.arange(0, BLOCK_M)
-    return expert, place, place < end
-
-
 @autotune(
     [{"num_warps": w, "num_stages": s} for w, s in ((8, 3), (8, 4), (4, 3), (4, 2))],
     key=["H", "F", "BLOCK_M", "TAIL"],
@@ -97,32 +86,34 @@ def expert_block(blocks, BLOCK_M: tl.constexpr):
 @jit
 def _gate_up_kernel(
     x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, T, H, F, P,
-    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr,
+    scale_expert, scale_row,
+    TOP: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
-    expert, first, end = block_of(blocks)
+    expert, first, end = block_of(blocks, AXIS)
+    group = tl.program_id(1 - AXIS)
     if expert < 0:
         return
     if TAIL < BLOCK_M and end - first <= TAIL:
         _gate_up_tile(
-            x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like,
-            T, H, F, P, scale_expert, scale_row, TOP, TAIL,
+            x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
+            like, T, H, F, P, scale_expert, scale_row, TOP, TAIL,
         )  # fmt: skip
         return
     _gate_up_tile(
-        x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like,
-        T, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
+        x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
+        like, T, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
     )  # fmt: skip
 
 
 @jit
 def _gate_up_tile(
-    x, x_scale, gate_up, scale, order, expert, first, end, codes, codes_scale, like, T, H, F, P,
+    x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
+    like, T, H, F, P,
     scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     place = first + tl.arange(0, BLOCK_M)
     used = place < end
     t = tl.load(order + place, mask=used, other=0) // TOP
-    group = tl.program_id(1)
     n = tl.arange(0, 128)
     k = tl.arange(0, 128)
     x_rows = x + t[:, None] * H + k[None, :]
@@ -162,7 +153,7 @@ def _down_kernel(
     inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
     GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    expert, first, end = block_of(blocks)
+    expert, first, end = block_of(blocks, 0)
     if expert < 0:
         return
     if TAIL < BLOCK_M and end - first <= TAIL:

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from runtime.kernels import expert_w8a8
+from runtime.kernels import expert_tiles, expert_w8a8
+from runtime.kernels.expert_blocks import expert_blocks
 from runtime.kernels.moe import moe_experts, moe_experts_reference
 from runtime.kernels.weight import Fp8Weight
 
@@ -50,3 +51,21 @@ def test_a_short_last_block_gives_the_bits_of_a_whole_one(hidden, inner, interpr
     assert ((got - expected).norm(dim=1) / expected.norm(dim=1)).max() < 0.25
     exact = [dataclasses.replace(w, dynamic=False) for w in (gate_up, down)]
     assert not torch.equal(moe_experts(x, *exact, weights, experts), got)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_neither_the_order_of_an_experts_pairs_nor_that_of_blocks_changes_a_bit(
+    axis, interpreter, monkeypatch
+):
+    def reordered(experts, num_experts, size):
+        order, blocks = expert_blocks(experts, num_experts, size)
+        parts = order.split(torch.bincount(experts.flatten(), minlength=num_experts).tolist())
+        return torch.cat([part.flip(0) for part in parts]), blocks.flip(0).contiguous()
+
+    experts = chosen(COUNTS[:5], 1)
+    x, weights = normal(len(experts), 256), normal(*experts.shape, seed=1).sigmoid()
+    args = x, signs(5, 256, 256), signs(5, 256, 128, seed=2), weights, experts
+    expected = moe_experts(*args)
+    monkeypatch.setattr(expert_tiles, "expert_blocks", reordered)
+    monkeypatch.setattr(expert_w8a8, "_BLOCK_AXIS", axis)
+    assert torch.equal(moe_experts(*args), expected)

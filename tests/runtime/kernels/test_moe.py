@@ -4,13 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 from runtime.kernels import expert_row, expert_tiles
-from runtime.kernels.expert_tiles import expert_blocks
 from runtime.kernels.gemm_fp8 import Fp8Weight
 from runtime.kernels.moe import (
     MoeWeights,
@@ -161,26 +158,6 @@ def test_only_experts_with_tokens_are_asked_for():
     experts = torch.tensor([[5, 0], [2, 5]])
     moe_experts(normal(2, H), gate_up, down, torch.full((2, 2), 0.5), experts)
     assert gate_up.asked == down.asked == [0, 2, 5]
-
-
-@given(
-    tokens=st.integers(1, 40),
-    k=st.integers(1, 5),
-    num_experts=st.integers(5, 12),
-    size=st.sampled_from([1, 4, 16]),
-    seed=st.integers(0, 99),
-)
-def test_each_pair_stands_in_one_block_of_its_expert(tokens, k, num_experts, size, seed):
-    experts = normal(tokens, num_experts, seed=seed).topk(k).indices
-    order, blocks = expert_blocks(experts, num_experts, size)
-    seen = []
-    for expert, first, end in blocks.tolist():
-        if expert >= 0:
-            assert 0 < end - first <= size
-            pairs = order[first:end]
-            assert (experts.flatten()[pairs] == expert).all()
-            seen += pairs.tolist()
-    assert sorted(seen) == list(range(tokens * k))
 
 
 @pytest.mark.parametrize("stored", ["plain", "block", "channel"])
