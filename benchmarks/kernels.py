@@ -136,12 +136,14 @@ TABLE = (
     Row("route", products.route, ("35B-A3B",),
         over("tokens", TOKENS, absorbed=False) + over("tokens", (64,), absorbed=True),
         {"tokens": 3, "absorbed": True}),
+    Row("expert_blocks", products.sort_pairs, ("35B-A3B",),
+        over("tokens", (64, 8192), block=128), {"tokens": 70, "block": 16}),
     Row("moe_experts_bf16", products.moe_experts, ("35B-A3B",),
         over("tokens", (1, 4, 64, 2048), scheme="plain"), {"tokens": 9, "scheme": "plain"}),
     Row("moe_experts_fp8", products.moe_experts, ("35B-A3B",),
         over("tokens", (1, 4, 64, 2048), scheme="block"), {"tokens": 2, "scheme": "block"}),
     Row("moe_experts_fp8_dynamic", products.moe_experts, ("35B-A3B",),
-        over("tokens", (64, 2048), scheme="block", dynamic=True), None),
+        over("tokens", (64, 2048, 8192), scheme="block", dynamic=True), None),
 )  # fmt: skip
 
 

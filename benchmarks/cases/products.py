@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.cases.setting import BITS, DEEP, ONCE, Bound, Case, Part, Setting, poisoned, size
-from runtime.kernels import gemm_fp8, mlp, moe
+from runtime.kernels import expert_blocks, gemm_fp8, mlp, moe
 from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, dequant_reference
 from runtime.kernels.quantize_rows import quantize_rows_reference
 
@@ -120,6 +120,24 @@ def route(s: Setting, tokens: int, *, absorbed: bool) -> Case:
         return [Part("weights", got, weights, ONCE), Part("experts", experts, chosen, BITS)]
 
     return Case(call, check, size(logits) + tokens * s.top * (8 + logits.element_size()))
+
+
+def sort_pairs(s: Setting, tokens: int, block: int) -> Case:
+    """Return the pairs of the chosen experts and the absorbed one, in blocks of one expert."""
+    chosen = moe.route_absorbed_reference(s.normal(tokens, s.experts + 1), s.top)[1]
+    args = chosen, s.experts + 1, block
+    call = partial(expert_blocks.expert_blocks, *args)
+
+    def check() -> list[Part]:
+        order, blocks = poisoned(call)
+        expected_order, expected = expert_blocks.expert_blocks_reference(*args)
+        unused = expected[:, :1] < 0
+        return [
+            Part("order", order, expected_order, BITS),
+            Part("blocks", blocks.masked_fill(unused, -1), expected.masked_fill(unused, -1), BITS),
+        ]
+
+    return Case(call, check, 2 * size(chosen))
 
 
 def moe_experts(s: Setting, tokens: int, scheme: str, *, dynamic: bool = False) -> Case:
