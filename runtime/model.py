@@ -34,13 +34,14 @@ from runtime.kernels.attention import (
     split_query_gate,
 )
 from runtime.kernels.conv1d import conv1d_prefill
+from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.gated_delta_mix import Rule, mixed_step
 from runtime.kernels.gemm_fp8 import Weight, linear
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
-from runtime.kernels.moe import MoeWeights, moe_block, moe_row
+from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.qkv_write import norm_rope_write
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
@@ -85,6 +86,7 @@ class Mlp:
 
 
 FeedForward = Mlp | MoeWeights
+Update = Tensor | Pairs
 
 
 @dataclass(frozen=True)
@@ -179,19 +181,27 @@ def logits(model: Model, hidden_TH: Tensor) -> Tensor:
     return linear(hidden_TH, model.head)
 
 
-def final_norm(x: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> Tensor:
     """Return norm(x + update)."""
     if update is None:
         return rmsnorm(x, weight, eps)
-    return add_rmsnorm(update, x, weight, eps)[0]
+    return add_norm(x, update, weight, eps)[0]
+
+
+def add_norm(x: Tensor, update: Update, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (norm(x + update), x + update)."""
+    if isinstance(update, Pairs):
+        return add_pairs_rmsnorm(update, x, weight, eps)
+    return add_rmsnorm(update, x, weight, eps)
 
 
 def decoder_layer(
-    x: Tensor, update: Tensor | None, layer: Layer, pools: Pools, context: Context
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
+) -> tuple[Tensor, Update | None]:
     """Return (x, update): the residual stream after the layer is their sum.
 
-    The last addition is left to the next norm, which does it in the same kernel.
+    The last addition, and that of a token's experts, is left to the next norm, which does it in the
+    same kernel.
     """
     if update is None and len(x) == 1 and use_triton(x):
         return one_row_layer(x, layer, pools, context), None
@@ -199,9 +209,11 @@ def decoder_layer(
     if update is None:
         normed = rmsnorm(x, layer.input_norm, eps)
     else:
-        normed, x = add_rmsnorm(update, x, layer.input_norm, eps)
+        normed, x = add_norm(x, update, layer.input_norm, eps)
     mixed = mix(normed, layer.mixer, pools, context)
     normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps)
+    if isinstance(layer.feed_forward, MoeWeights):
+        return x, moe_terms(normed, layer.feed_forward, context.config.sizes["TOPK"])
     return x, feed_forward(normed, layer.feed_forward, context.config)
 
 

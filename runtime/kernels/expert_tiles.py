@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.kernels.expert_blocks import expert_block, expert_blocks
+from runtime.kernels.expert_sum import Pairs
 from runtime.kernels.expert_w8a8 import most_pairs, w8a8_pairs
 from runtime.kernels.gemm_fp8 import add_product, block_of_rows, scale_rows
 from runtime.kernels.gemv import rounded, silu_times
-from runtime.kernels.launch import autotune, jit, power_of_two, tl
+from runtime.kernels.launch import autotune, jit, tl
 from runtime.kernels.quantize_rows import quantize_rows
 from runtime.kernels.weight import BLOCK
 
@@ -34,8 +35,8 @@ _MOST_PAIRS = 64  # with 128, tiles of two sums spill registers
 def grouped(
     x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor,
     *, quantise: bool,
-) -> Tensor:  # fmt: skip
-    """Return the weighted sum of each token's experts [T, H].
+) -> Pairs:  # fmt: skip
+    """Return the weighted outputs of each token's experts.
 
     quantise  x and the inner activations too
     """
@@ -46,8 +47,7 @@ def grouped(
     block = min(block_of_rows(num_tokens * k // num_experts), most)
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
     if codes:
-        out_PH = w8a8_pairs(x_TH, gate_up, down, weights_Tk, order_P, blocks_B3, block)
-        return _summed(out_PH, num_tokens, k)
+        return Pairs(w8a8_pairs(x_TH, gate_up, down, weights_Tk, order_P, blocks_B3, block), k)
     num_blocks = blocks_B3.shape[0]
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     x, x_scale = _activations(x_TH, gate_up, quantise=quantise)
@@ -62,21 +62,11 @@ def grouped(
         x, x_scale, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
         num_tokens * k, hidden, inner, *down.scale_strides, EDGE=down.edge, BLOCK_M=block,
     )  # fmt: skip
-    return _summed(out_PH, num_tokens, k)
+    return Pairs(out_PH, k)
 
 
 def _activations(x: Tensor, weight: Stored, *, quantise: bool) -> tuple[Tensor, Tensor | None]:
     return quantize_rows(x, x.shape[1] if weight.edge == 1 else BLOCK) if quantise else (x, None)
-
-
-def _summed(out_PH: Tensor, num_tokens: int, k: int) -> Tensor:
-    """Return the sum of each token's k rows, added in float32."""
-    y_TH = out_PH.new_empty((num_tokens, out_PH.shape[1]))
-    block = min(1024, power_of_two(y_TH.shape[1]))
-    _sum_kernel[(num_tokens, -(-y_TH.shape[1] // block))](
-        out_PH, y_TH, y_TH.shape[1], TOP=k, BLOCK=block, num_warps=4
-    )
-    return y_TH
 
 
 TILE_CHOICES = [
@@ -154,13 +144,3 @@ def _down_kernel(
     weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
     y_MN = (tl.trans(rounded(total, out)) * weight[:, None]).to(out.dtype.element_ty)
     tl.store(out + pair[:, None] * H + h[None, :], y_MN, mask=used[:, None] & (h < H)[None, :])
-
-
-@jit
-def _sum_kernel(out, y, H, TOP: tl.constexpr, BLOCK: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for j in tl.static_range(TOP):
-        total += tl.load(out + (t * TOP + j) * H + h, mask=h < H, other=0.0).to(tl.float32)
-    tl.store(y + t * H + h, total.to(y.dtype.element_ty), mask=h < H)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from runtime.kernels.expert_row import routed_row
 from runtime.kernels.expert_rows import few_tokens
+from runtime.kernels.expert_sum import Pairs, summed
 from runtime.kernels.expert_tiles import grouped
 from runtime.kernels.gemm_fp8 import linear, linear_reference
 from runtime.kernels.gemv import norm_row_linear
@@ -50,6 +51,7 @@ __all__ = [
     "moe_experts",
     "moe_experts_reference",
     "moe_row",
+    "moe_terms",
     "route",
     "route_absorbed",
     "route_absorbed_reference",
@@ -105,13 +107,23 @@ def moe_experts_reference(
 
 def moe_block(x_TH: Tensor, weights: MoeWeights, k: int) -> Tensor:
     """Return the whole sparse feed-forward [T, H] of x [T, H] with k routed experts per token."""
+    return _total(moe_terms(x_TH, weights, k))
+
+
+def moe_terms(x_TH: Tensor, weights: MoeWeights, k: int) -> Tensor | Pairs:
+    """Return `moe_block`, or what is still to be summed where a kernel can do that with more."""
     logits = router_logits(x_TH, weights.router)
+    stacks = weights.gate_up, weights.down
     if weights.shared_gate_up is None:
-        return moe_experts(x_TH, weights.gate_up, weights.down, *route_absorbed(logits, k))
+        return expert_terms(x_TH, *stacks, *route_absorbed(logits, k))
     assert weights.shared_gate is not None, "a shared expert of its own has a gate"
     assert weights.shared_down is not None, "a shared expert of its own has a down projection"
     shared = shared_expert(x_TH, weights.shared_gate_up, weights.shared_down, weights.shared_gate)
-    return moe_experts(x_TH, weights.gate_up, weights.down, *route(logits, k)) + shared
+    return moe_experts(x_TH, *stacks, *route(logits, k)) + shared
+
+
+def _total(terms: Tensor | Pairs) -> Tensor:
+    return summed(terms) if isinstance(terms, Pairs) else terms
 
 
 def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
@@ -150,6 +162,13 @@ def moe_experts(
 
     A `dynamic` gate_up quantises x and the inner activations where T > 16, as in `linear`.
     """
+    return _total(expert_terms(x_TH, gate_up, down, weights_Tk, experts_Tk))
+
+
+def expert_terms(
+    x_TH: Tensor, gate_up: Experts, down: Experts, weights_Tk: Tensor, experts_Tk: Tensor
+) -> Tensor | Pairs:
+    """Return `moe_experts`, its arguments too, or for more than a few tokens what it sums."""
     if not use_triton(x_TH):
         return moe_experts_reference(x_TH, gate_up, down, weights_Tk, experts_Tk)
     assert x_TH.is_contiguous(), "x must be contiguous"
