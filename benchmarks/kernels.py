@@ -138,6 +138,8 @@ TABLE = (
         {"tokens": 3, "absorbed": True}),
     Row("expert_blocks", products.sort_pairs, ("35B-A3B",),
         over("tokens", (64, 8192), block=128), {"tokens": 70, "block": 16}),
+    Row("add_pairs_rmsnorm", products.add_pairs_norm, ("35B-A3B",),
+        over("tokens", (64, 8192)), {"tokens": 3}),
     Row("moe_experts_bf16", products.moe_experts, ("35B-A3B",),
         over("tokens", (1, 4, 64, 2048), scheme="plain"), {"tokens": 9, "scheme": "plain"}),
     Row("moe_experts_fp8", products.moe_experts, ("35B-A3B",),

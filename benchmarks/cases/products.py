@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.cases.setting import BITS, DEEP, ONCE, Bound, Case, Part, Setting, poisoned, size
-from runtime.kernels import expert_blocks, gemm_fp8, mlp, moe
+from benchmarks.cases.setting import (
+    BITS,
+    DEEP,
+    EPS,
+    ONCE,
+    Bound,
+    Case,
+    Part,
+    Setting,
+    poisoned,
+    size,
+)
+from runtime.kernels import expert_blocks, expert_sum, gemm_fp8, mlp, moe
 from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, dequant_reference
 from runtime.kernels.quantize_rows import quantize_rows_reference
+from runtime.kernels.rmsnorm import rmsnorm_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,6 +150,21 @@ def sort_pairs(s: Setting, tokens: int, block: int) -> Case:
         ]
 
     return Case(call, check, 2 * size(chosen))
+
+
+def add_pairs_norm(s: Setting, tokens: int) -> Case:
+    """Return the sum over each token's experts, the residual add and the norm in one."""
+    pairs = expert_sum.Pairs(s.normal(tokens * (s.top + 1), s.hidden), s.top + 1)
+    residual, w = s.normal(tokens, s.hidden), s.normal(s.hidden)
+    call = partial(expert_sum.add_pairs_rmsnorm, pairs, residual, w, EPS)
+
+    def check() -> list[Part]:
+        y, total = poisoned(call)
+        expected = expert_sum.summed_reference(pairs) + residual
+        normed = rmsnorm_reference(expected.double(), w.double(), EPS)
+        return [Part("y", y, normed, ONCE), Part("total", total, expected, BITS)]
+
+    return Case(call, check, size(pairs.rows) + 3 * size(residual))
 
 
 def moe_experts(s: Setting, tokens: int, scheme: str, *, dynamic: bool = False) -> Case:

@@ -44,6 +44,8 @@ _TAIL = 64
 # of the grid of the first product: 0, all blocks for one group of columns, then for the next; 1,
 # all groups of columns of a block, then those of the next
 _BLOCK_AXIS = 0
+# programs of the second product that share the outputs of a block
+_PARTS = 1
 
 
 def most_pairs(inner: int) -> int:
@@ -71,10 +73,10 @@ def w8a8_pairs(
         num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2],
         TOP=k, BLOCK_M=block, TAIL=tail, AXIS=_BLOCK_AXIS,
     )  # fmt: skip
-    _down_kernel[(num_blocks,)](
+    _down_kernel[(num_blocks, _PARTS)](
         codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
         num_pairs, hidden, inner, *down.scale_strides[:2],
-        GROUPS=inner // BLOCK, BLOCK_M=block, TAIL=tail,
+        GROUPS=inner // BLOCK, BLOCK_M=block, TAIL=tail, PARTS=_PARTS,
     )  # fmt: skip
     return out_PH
 
@@ -151,7 +153,8 @@ def _gate_up_tile(
 @jit
 def _down_kernel(
     inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
-    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     expert, first, end = block_of(blocks, 0)
     if expert < 0:
@@ -159,19 +162,20 @@ def _down_kernel(
     if TAIL < BLOCK_M and end - first <= TAIL:
         _down_tiles(
             inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-            scale_expert, scale_row, GROUPS, TAIL, BLOCK_N,
+            scale_expert, scale_row, GROUPS, TAIL, PARTS, BLOCK_N,
         )  # fmt: skip
         return
     _down_tiles(
         inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-        scale_expert, scale_row, GROUPS, BLOCK_M, BLOCK_N,
+        scale_expert, scale_row, GROUPS, BLOCK_M, PARTS, BLOCK_N,
     )  # fmt: skip
 
 
 @jit
 def _down_tiles(
     inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-    scale_expert, scale_row, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    scale_expert, scale_row,
+    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     place = first + tl.arange(0, BLOCK_M)
     used = place < end
@@ -185,7 +189,9 @@ def _down_tiles(
         scales += (s_M,)  # type: ignore[assignment]
     pair = tl.load(order + place, mask=used, other=0)
     weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
-    for start in range(0, H, BLOCK_N):
+    part = tl.cdiv(H, PARTS * 128) * 128
+    begin = tl.program_id(1) * part
+    for start in range(begin, tl.minimum(begin + part, H), BLOCK_N):
         h = start + n
         w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
         s_row = scale + expert * scale_expert + start // 128 * scale_row

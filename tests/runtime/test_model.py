@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
-from runtime.kernels import gemv
+from runtime.kernels import gemv, moe
+from runtime.kernels.expert_sum import add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.launch import interpreting
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
@@ -323,6 +324,28 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
     with interpreting():
         got = run(model, ids, pools_for(model), cuts=(1,), decode=1)
     assert distance(got, expected) < FLOAT32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
+    """Of the one layer in the final norm, where a chunk has more than a few tokens."""
+    seen = []
+
+    def counted(pairs, *rest):
+        seen.append(pairs.k)
+        return add_pairs_rmsnorm(pairs, *rest)
+
+    monkeypatch.setattr(moe, "_FEW_TOKENS", 2)
+    monkeypatch.setattr(model_module, "add_pairs_rmsnorm", counted)
+    kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    sizes = {"num_experts": 3, "shared_expert_intermediate_size": 40}
+    model = load(write(tmp_path, moe=True, **sizes, **kinds))
+    ids = some_ids(4, model)
+    expected = full(model, ids)
+    with interpreting():
+        got = run(model, ids, pools_for(model), cuts=(), decode=1)
+    assert distance(got, expected) < FLOAT32
+    assert seen == [model.config.sizes["TOPK"] + 1]
 
 
 @pytest.mark.gpu
