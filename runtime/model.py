@@ -28,11 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from formats.config import Config
-from runtime.kernels.attention import (
-    attention_decode,
-    attention_prefill,
-    split_query_gate,
-)
+from runtime.kernels.attention import attention_prefill, split_query_gate
+from runtime.kernels.attention_decode import attention_decode
+from runtime.kernels.attention_step import attention_step, few
 from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
@@ -296,8 +294,11 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     query_gate, k, v = torch.split(qkv, widths, -1)
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
-    weights, at = (w.q_norm, w.k_norm), (batch.token_slots, batch.positions)
-    q = norm_rope_write(q, k, v, *weights, *context.angles, context.config.eps, *pools, *at)
+    rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
+    if few(batch.waves, kv_heads) and not batch.num_prefills:
+        at = batch.slots, batch.lengths
+        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
+    q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
     return attend(q, gate, pools, batch).flatten(1)
 
 
@@ -306,8 +307,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
     parts = []
     if batch.num_decodes:
-        slots = batch.slots[decodes]
-        parts.append(attention_decode(q[decodes], gate[decodes], *pools, slots, batch.lengths))
+        rows = batch.slots[decodes], batch.lengths, len(batch.waves)
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows))
     if batch.num_prefills:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))

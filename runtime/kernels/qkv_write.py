@@ -17,7 +17,12 @@ import torch
 from runtime.kernels.attention import kv_write_reference
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
-from runtime.kernels.rope import normed_and_rotated, qk_norm_rope_reference
+from runtime.kernels.rope import (
+    angles,
+    normed_and_rotated,
+    qk_norm_rope_reference,
+    with_partner,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,25 +89,26 @@ def _kernel(
     D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     start_next()
-    wait_for_inputs()
     t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     i = tl.arange(0, BLOCK)[None, :]
     inside = (t < T) & (i < D)
     head = tl.program_id(1)
-    if head < num_q:
-        y_Td = normed_and_rotated(
-            q, wq, cos, sin, out, head, t, i, inside, q_row, q_head, eps, D, R
-        )
+    is_key = head >= num_q
+    w, other_w = with_partner(tl.where(is_key, wk, wq), i, i < D, R)
+    wait_for_inputs()
+    c, s = angles(cos, sin, t, i, t < T, R)
+    if not is_key:
+        x, other = with_partner(q + t * q_row + head * q_head, i, inside, R)
+        y_Td = normed_and_rotated(x, other, w, other_w, c, s, out, eps, D)
         tl.store(out + (t * num_q + head) * D + i, y_Td, mask=inside)
     else:
         head -= num_q
-        y_Td = normed_and_rotated(
-            k, wk, cos, sin, out, head, t, i, inside, k_row, k_head, eps, D, R
-        )
+        x, other = with_partner(k + t * k_row + head * k_head, i, inside, R)
         slot = tl.load(slots + t, mask=t < T, other=-1).to(tl.int64)
         place = tl.load(places + t, mask=t < T, other=0)
         written = inside & (slot >= 0)
+        v_Td = tl.load(v + t * v_row + head * v_head + i, mask=written, other=0.0)
+        y_Td = normed_and_rotated(x, other, w, other_w, c, s, out, eps, D)
         at = ((slot * L + place) * num_k + head) * D + i
         tl.store(pool_k + at, y_Td.to(pool_k.dtype.element_ty), mask=written)
-        v_Td = tl.load(v + t * v_row + head * v_head + i, mask=written, other=0.0)
         tl.store(pool_v + at, v_Td.to(pool_v.dtype.element_ty), mask=written)

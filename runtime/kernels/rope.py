@@ -1,4 +1,4 @@
-"""Rotary position embedding of the first `rd` dimensions of a head, with and without its norm.
+"""Rotary position embedding of the first `rd` dimensions of a head, after its norm.
 
     angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2
     (x_i, x_{i+rd/2}) -> (x_i cos - x_{i+rd/2} sin,  x_{i+rd/2} cos + x_i sin),  the rest unchanged
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.rmsnorm import rmsnorm_reference
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def rope_cos_sin_reference(
 def rope_reference(
     q_Thd: Tensor, k_Thd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Say what `rope` computes, in plain torch."""
+    """Return (q, k) with the first 2r dimensions of every head rotated, in plain torch."""
     cos, sin = cos_Tr[:, None], sin_Tr[:, None]
     r = cos_Tr.shape[1]
 
@@ -63,7 +62,7 @@ def qk_norm_rope_reference(
     q_Thd: Tensor, k_Thd: Tensor, wq_d: Tensor, wk_d: Tensor,
     cos_Tr: Tensor, sin_Tr: Tensor, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Say what `qk_norm_rope` computes, in plain torch."""
+    """Return `rope_reference` of the zero-centred RMSNorm of each head of q and of k."""
     q, k = rmsnorm_reference(q_Thd, wq_d, eps), rmsnorm_reference(k_Thd, wk_d, eps)
     return rope_reference(q, k, cos_Tr, sin_Tr)
 
@@ -113,72 +112,6 @@ def rope_cos_sin(
     return cos_Tr, sin_Tr
 
 
-def rope(q_Thd: Tensor, k_Thd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (q, k) with the first 2r dimensions of every head rotated, as new tensors.
-
-    q_Thd, k_Thd    [T, h, d] of one dtype, elements contiguous; heads and tokens at any stride
-    cos_Tr, sin_Tr  [T, r] in the dtype of q, contiguous
-    """
-    _check(q_Thd, k_Thd, cos_Tr, sin_Tr)
-    if not use_triton(q_Thd):
-        return rope_reference(q_Thd, k_Thd, cos_Tr, sin_Tr)
-    q, k = _empty(q_Thd), _empty(k_Thd)
-    grid, blocks = _launch(q_Thd, k_Thd)
-    _rope_kernel[grid](
-        q_Thd, k_Thd, cos_Tr, sin_Tr, q, k, *_strides(q_Thd, k_Thd),
-        D=q.shape[2], R=cos_Tr.shape[1], **blocks,
-    )  # fmt: skip
-    return q, k
-
-
-def qk_norm_rope(
-    q_Thd: Tensor, k_Thd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Tr: Tensor, sin_Tr: Tensor, eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `rope` of the zero-centred RMSNorm of each head of q and of k.
-
-    q_Thd, k_Thd    [T, h, d] of one dtype, elements contiguous; q may be a view on [q | gate]
-    wq_d, wk_d      [d] stored as w: the factor is 1 + w
-    cos_Tr, sin_Tr  [T, r] in the dtype of q, contiguous
-    """
-    _check(q_Thd, k_Thd, cos_Tr, sin_Tr)
-    assert wq_d.shape == wk_d.shape == q_Thd.shape[2:], "one weight for each element of a head"
-    if not use_triton(q_Thd):
-        return qk_norm_rope_reference(q_Thd, k_Thd, wq_d, wk_d, cos_Tr, sin_Tr, eps)
-    q, k = _empty(q_Thd), _empty(k_Thd)
-    grid, blocks = _launch(q_Thd, k_Thd)
-    _qk_norm_rope_kernel[grid](
-        q_Thd, k_Thd, wq_d, wk_d, cos_Tr, sin_Tr, q, k, *_strides(q_Thd, k_Thd), eps,
-        D=q.shape[2], R=cos_Tr.shape[1], **blocks, **early(),
-    )  # fmt: skip
-    return q, k
-
-
-def _check(q_Thd: Tensor, k_Thd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor) -> None:
-    assert q_Thd.stride(2) == k_Thd.stride(2) == 1, "heads must be contiguous in themselves"
-    assert q_Thd.shape[0] == k_Thd.shape[0] == cos_Tr.shape[0], "one row of angles for each token"
-    assert q_Thd.shape[2] == k_Thd.shape[2] >= 2 * cos_Tr.shape[1], "no more angles than pairs"
-    assert q_Thd.dtype == k_Thd.dtype == cos_Tr.dtype == sin_Tr.dtype, "one dtype throughout"
-    assert cos_Tr.is_contiguous(), "cos must be contiguous"
-    assert sin_Tr.is_contiguous(), "sin must be contiguous"
-
-
-def _empty(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _strides(q_Thd: Tensor, k_Thd: Tensor) -> tuple[int, ...]:
-    num_tokens, num_q, _ = q_Thd.shape
-    return num_tokens, num_q, k_Thd.shape[1], *q_Thd.stride()[:2], *k_Thd.stride()[:2]
-
-
-def _launch(q_Thd: Tensor, k_Thd: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    num_tokens, num_q, d = q_Thd.shape
-    rows = min(8, power_of_two(num_tokens))
-    grid = (-(-num_tokens // rows), num_q + k_Thd.shape[1])
-    return grid, {"ROWS": rows, "BLOCK": power_of_two(d), "num_warps": min(rows, 4)}
-
-
 @jit
 def _cos_sin_kernel(
     positions, frequency, axis, cos, sin, T, axis_row, R: tl.constexpr, BLOCK: tl.constexpr
@@ -194,101 +127,32 @@ def _cos_sin_kernel(
 
 
 @jit
-def _angles(cos, sin, t, i, inside, R: tl.constexpr):
+def with_partner(x, i, inside, R: tl.constexpr):
+    """Return x [i] and x [the dimension that i is paired with, itself in the rest], in float32."""
+    j = tl.where(i < R, i + R, i - R)
+    own = tl.load(x + i, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(x + j, mask=inside & (i < 2 * R), other=0.0).to(tl.float32)
+    return own, tl.where(i < 2 * R, other, own)
+
+
+@jit
+def angles(cos, sin, t, i, known, R: tl.constexpr):
     """Return cos and signed sin for every dimension i; cos 1 and sin 0 where nothing is rotated."""
     at = t * R + i % R
-    rotated = inside & (i < 2 * R)
+    rotated = known & (i < 2 * R)
     c = tl.load(cos + at, mask=rotated, other=1.0).to(tl.float32)
     s = tl.load(sin + at, mask=rotated, other=0.0).to(tl.float32)
     return c, tl.where(i < R, -s, s)
 
 
 @jit
-def _partner(i, R: tl.constexpr):
-    """Return the dimension that i is paired with: rd/2 further on or back, itself in the rest."""
-    return tl.where(i < R, i + R, tl.where(i < 2 * R, i - R, i))
+def normed_and_rotated(x, other, w, other_w, c, s, out, eps, D: tl.constexpr):
+    """Return heads x [rows, i], normed and rotated, in the dtype of the pointer `out`.
 
-
-@jit
-def _rotated(x, other, cos, sin, out, t, i, inside, R: tl.constexpr):
-    """Return x cos + partner sin, each product and the sum rounded to the dtype of `out`."""
-    c, s = _angles(cos, sin, t, i, inside, R)
-    kept = (x * c).to(out.dtype.element_ty).to(tl.float32)
-    mixed = (other * s).to(out.dtype.element_ty).to(tl.float32)
-    return (kept + mixed).to(out.dtype.element_ty)
-
-
-@jit
-def _rope_heads(
-    x, cos, sin, out, head, num_heads, T, row, step,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    i = tl.arange(0, BLOCK)[None, :]
-    inside = (t < T) & (i < D)
-    source = x + t * row + head * step
-    x_Td = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
-    other_Td = tl.load(source + _partner(i, R), mask=inside, other=0.0).to(tl.float32)
-    y_Td = _rotated(x_Td, other_Td, cos, sin, out, t, i, inside, R)
-    tl.store(out + (t * num_heads + head) * D + i, y_Td, mask=inside)
-
-
-@jit
-def _rope_kernel(
-    q, k, cos, sin, q_out, k_out, T, num_q, num_k, q_row, q_head, k_row, k_head,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    head = tl.program_id(1)
-    if head < num_q:
-        _rope_heads(q, cos, sin, q_out, head, num_q, T, q_row, q_head, D, R, ROWS, BLOCK)
-    else:
-        head -= num_q
-        _rope_heads(k, cos, sin, k_out, head, num_k, T, k_row, k_head, D, R, ROWS, BLOCK)
-
-
-@jit
-def normed_and_rotated(
-    x, weight, cos, sin, out, head, t, i, inside, row, step, eps, D: tl.constexpr, R: tl.constexpr
-):
-    """Return tokens t [ROWS, 1] of one head of x, normed and rotated, in the dtype of `out`."""
-    j = _partner(i, R)
-    source = x + t * row + head * step
-    x_Td = tl.load(source + i, mask=inside, other=0.0).to(tl.float32)
-    other_Td = tl.load(source + j, mask=inside, other=0.0).to(tl.float32)
-    w_d = tl.load(weight + i, mask=i < D, other=0.0).to(tl.float32)
-    other_w_d = tl.load(weight + j, mask=i < D, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(x_Td * x_Td, 1) / D + eps)[:, None]
-    x_Td = (x_Td * scale * (1.0 + w_d)).to(out.dtype.element_ty).to(tl.float32)
-    other_Td = (other_Td * scale * (1.0 + other_w_d)).to(out.dtype.element_ty).to(tl.float32)
-    return _rotated(x_Td, other_Td, cos, sin, out, t, i, inside, R)
-
-
-@jit
-def _norm_rope_heads(
-    x, weight, cos, sin, out, head, num_heads, T, row, step, eps,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
-    i = tl.arange(0, BLOCK)[None, :]
-    inside = (t < T) & (i < D)
-    y_Td = normed_and_rotated(x, weight, cos, sin, out, head, t, i, inside, row, step, eps, D, R)
-    tl.store(out + (t * num_heads + head) * D + i, y_Td, mask=inside)
-
-
-@jit
-def _qk_norm_rope_kernel(
-    q, k, wq, wk, cos, sin, q_out, k_out, T, num_q, num_k, q_row, q_head, k_row, k_head, eps,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    start_next()
-    wait_for_inputs()
-    head = tl.program_id(1)
-    if head < num_q:
-        _norm_rope_heads(
-            q, wq, cos, sin, q_out, head, num_q, T, q_row, q_head, eps, D, R, ROWS, BLOCK
-        )
-    else:
-        head -= num_q
-        _norm_rope_heads(
-            k, wk, cos, sin, k_out, head, num_k, T, k_row, k_head, eps, D, R, ROWS, BLOCK
-        )
+    other, other_w  the same at their partners; each product and the sum are rounded
+    """
+    dtype = out.dtype.element_ty
+    scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+    x = (x * scale * (1.0 + w)).to(dtype).to(tl.float32)
+    other = (other * scale * (1.0 + other_w)).to(dtype).to(tl.float32)
+    return ((x * c).to(dtype).to(tl.float32) + (other * s).to(dtype).to(tl.float32)).to(dtype)

@@ -45,6 +45,36 @@ def test_queries_come_back_and_keys_and_values_enter_their_slots(slots, interpre
                 assert changed == ((slot, place) in written)
 
 
+@pytest.mark.parametrize(("d", "rotated"), [(16, 4), (20, 12), (24, 24)])
+def test_any_part_of_a_head_is_rotated(d, rotated, interpreter):
+    """Every second head of k and v, and of the pool all but the slot before it: where -1 would be.
+
+    Places are those of one sequence that has come to the end of its slot.
+    """
+    q, k, v, *rest = arguments(11, d=d, kv_heads=6, rotated=rotated)[:-1]
+    k, v = k[:, ::2], v[:, ::2]
+    slots, places = torch.arange(11) % 4 - 1, torch.arange(11) + 2
+    wholes = [[normal(4, 13, 3, d, seed=seed) for seed in (4, 5)] for _ in range(2)]
+    got, expected = (
+        f(q, k, v, *rest, *(whole[1:] for whole in pair), slots, places)
+        for f, pair in zip((norm_rope_write, norm_rope_write_reference), wholes, strict=True)
+    )
+    assert (got - expected).abs().max() < FLOAT32
+    for ours, theirs, seed in zip(*wholes, (4, 5), strict=True):
+        assert (ours - theirs).abs().max() < FLOAT32
+        assert torch.equal(ours[0], normal(4, 13, 3, d, seed=seed)[0])
+
+
+def test_values_are_copied_to_the_bit_by_slots_of_either_size(interpreter):
+    for dtype in (torch.int32, torch.int64):
+        *inputs, places = arguments(4)
+        pools = torch.zeros(2, 3, 5, 2, 20)
+        slots = torch.tensor([2, -1, 0, 2], dtype=dtype)
+        norm_rope_write(*inputs, *pools, slots, places.to(dtype))
+        for t in (0, 2, 3):
+            assert torch.equal(pools[1][slots[t], places[t]], inputs[2][t])
+
+
 def test_pools_of_another_shape_are_refused():
     *inputs, places = arguments(3)
     pools = torch.zeros(2, 3, 5, 2, 24)
