@@ -307,8 +307,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
     parts = []
     if batch.num_decodes:
-        rows = batch.slots[decodes], batch.lengths, len(batch.waves)
-        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows))
+        rows, late = (batch.slots[decodes], batch.lengths), len(batch.waves)
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows, late))
     if batch.num_prefills:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))

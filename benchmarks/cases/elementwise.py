@@ -19,7 +19,7 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import attention, conv1d, mlp, quantize_rows, rmsnorm, rope
+from runtime.kernels import attention, conv1d, mlp, qkv_write, quantize_rows, rmsnorm, rope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,33 +130,34 @@ def _rotation(s: Setting, tokens: int) -> tuple[Tensor, Tensor, tuple[Tensor, Te
     return q, s.normal(tokens, s.kv_heads, s.head_dim), angles
 
 
-def qk_norm_rope(s: Setting, tokens: int) -> Case:
-    """Return normed and rotated q and k; q is a view on [q | gate]."""
+def norm_rope_write(s: Setting, tokens: int) -> Case:
+    """Return tokens scattered over three slots, every seventh padding; q is a view."""
     (q, k, angles), weights = _rotation(s, tokens), (s.normal(s.head_dim), s.normal(s.head_dim))
-    call = partial(rope.qk_norm_rope, q, k, *weights, *angles, EPS)
+    v, shape = s.normal(tokens, s.kv_heads, s.head_dim), (4, s.places, s.kv_heads, s.head_dim)
+    wholes = s.normal(*shape), s.normal(*shape)
+    at = torch.randperm(3 * s.places)[:tokens].to(s.device)
+    slots, places = (at // s.places).int(), (at % s.places).int()
+    slots[::7] = -1
+    inputs = q, k, v, *weights, *angles
+    pools = [whole[1:] for whole in wholes]
+    call = partial(qkv_write.norm_rope_write, *inputs, EPS, *pools, slots, places)
 
     def check() -> list[Part]:
-        exact = (x.double() for x in (q, k, *weights, *angles))
-        expected = rope.qk_norm_rope_reference(*exact, EPS)
-        return _both(poisoned(call), expected)
+        expected = [whole.double() for whole in wholes]
+        q_expected = qkv_write.norm_rope_write_reference(
+            *(x.double() for x in inputs), EPS, *(pool[1:] for pool in expected), slots, places
+        )
+        written = torch.zeros(shape[:2], dtype=torch.bool, device=s.device)
+        written[1 + slots[slots >= 0].long(), places[slots >= 0].long()] = True
+        before = wholes[0][~written]
+        return [
+            Part("q", poisoned(call), q_expected, SEVERAL),
+            Part("k", wholes[0][written], expected[0][written], SEVERAL),
+            Part("v", wholes[1], expected[1].to(s.dtype), BITS),
+            Part("untouched", wholes[0][~written], before, BITS),
+        ]
 
-    return Case(call, check, 2 * size(q, k))
-
-
-def rotate(s: Setting, tokens: int) -> Case:
-    """Return the rotation alone."""
-    q, k, angles = _rotation(s, tokens)
-    call = partial(rope.rope, q, k, *angles)
-
-    def check() -> list[Part]:
-        expected = rope.rope_reference(*(x.double() for x in (q, k, *angles)))
-        return _both(poisoned(call), expected)
-
-    return Case(call, check, 2 * size(q, k))
-
-
-def _both(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> list[Part]:
-    return [Part("q", got[0], expected[0], SEVERAL), Part("k", got[1], expected[1], SEVERAL)]
+    return Case(call, check, 2 * size(q, k, v))
 
 
 def silu_mul(s: Setting, tokens: int) -> Case:
@@ -188,25 +189,3 @@ def quantise_rows(s: Setting, tokens: int, group: int | None) -> Case:
         ]
 
     return Case(call, check, size(x) * 1.5)
-
-
-def kv_write(s: Setting, tokens: int) -> Case:
-    """Return tokens scattered over three slots, every seventh of them padding."""
-    k, v = s.normal(tokens, s.kv_heads, s.head_dim), s.normal(tokens, s.kv_heads, s.head_dim)
-    shape = (4, s.places, s.kv_heads, s.head_dim)
-    wholes = s.normal(*shape), s.normal(*shape)
-    at = torch.randperm(3 * s.places)[:tokens].to(s.device)
-    slots, places = (at // s.places).int(), (at % s.places).int()
-    slots[::7] = -1
-    call = partial(attention.kv_write, k, v, *(whole[1:] for whole in wholes), slots, places)
-
-    def check() -> list[Part]:
-        expected = [whole.clone() for whole in wholes]
-        attention.kv_write_reference(k, v, *(pool[1:] for pool in expected), slots, places)
-        call()
-        return [
-            Part(name, got, pool, BITS)
-            for name, got, pool in zip(("k", "v"), wholes, expected, strict=True)
-        ]
-
-    return Case(call, check, 2 * size(k, v))

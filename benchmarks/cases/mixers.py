@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.cases.setting import BITS, DEEP, Bound, Case, Part, Setting, poisoned, size
-from runtime.kernels import attention, gated_delta
+from benchmarks.cases.setting import (
+    BITS,
+    DEEP,
+    EPS,
+    SEVERAL,
+    Bound,
+    Case,
+    Part,
+    Setting,
+    poisoned,
+    size,
+)
+from runtime.kernels import attention, attention_decode, attention_step, gated_delta
 from runtime.kernels.delta_rule import CHUNK, chunks, recurrence
 
 if TYPE_CHECKING:
@@ -146,12 +157,46 @@ def attention_prefill(s: Setting, lengths: Sequence[int], starts: Sequence[int])
     )  # fmt: skip
 
 
-def attention_decode(s: Setting, lengths: Sequence[int]) -> Case:
+def decode(s: Setting, lengths: Sequence[int]) -> Case:
     """Return one token of each sequence that looks back on `lengths` tokens."""
     slots = s.slots(len(lengths))
     args = slots, s.tensor(lengths)
     keys = sum(length for slot, length in zip(slots.tolist(), lengths, strict=True) if slot >= 0)
     return _attention(
-        (attention.attention_decode, attention.attention_decode_reference),
+        (attention_decode.attention_decode, attention_decode.attention_decode_reference),
         _queries(s, len(lengths)), _key_pools(s, slots, lengths), args, (keys, keys),
     )  # fmt: skip
+
+
+def step(s: Setting, lengths: Sequence[int]) -> Case:
+    """Return the same from the projections on: the newest places are NaN, and are written."""
+    slots, count = s.slots(len(lengths)), s.tensor(lengths)
+    wholes, (q, gate) = _key_pools(s, slots, lengths), _queries(s, len(lengths))
+    used = slots >= 0
+    newest = 1 + slots[used].long(), count[used].long() - 1
+    for whole in wholes:
+        whole[newest] = torch.nan
+    k, v = (s.normal(len(lengths), s.kv_heads, s.head_dim) for _ in range(2))
+    angles = s.normal(len(lengths), s.head_dim // 4).clamp(-1, 1).chunk(2, 1)
+    weights = s.normal(s.head_dim), s.normal(s.head_dim)
+    inputs = q, gate, k, v, *weights, *(x.contiguous() for x in angles)
+    call = partial(
+        attention_step.attention_step, *inputs, EPS, *(x[1:] for x in wholes), slots, count
+    )
+
+    def check() -> list[Part]:
+        expected = [whole.double() for whole in wholes]
+        y = attention_step.attention_step_reference(
+            *(x.double() for x in inputs), EPS, *(x[1:] for x in expected), slots, count
+        )
+        got = poisoned(call)
+        parts = [Part("y", got, y, DEEP)]
+        for name, whole, pool in zip(("k", "v"), wholes, expected, strict=True):
+            parts.append(Part(name, whole[newest], pool[newest], SEVERAL))
+            whole[newest] = pool[newest] = torch.nan
+            parts.append(Part(f"other {name}", whole.nan_to_num(9), pool.nan_to_num(9), BITS))
+        return parts
+
+    keys = sum(length for slot, length in zip(slots.tolist(), lengths, strict=True) if slot >= 0)
+    moved = 3 * size(q) + 2 * keys * size(wholes[0][0, 0])
+    return Case(call, check, moved, 4 * q[0].numel() * keys)

@@ -62,6 +62,30 @@ def test_places_may_come_late(late, interpreter, monkeypatch):
     assert distance(attention_decode(*args, late), expected) < FLOAT32
 
 
+def test_what_this_step_writes_is_read_only_after_the_wait(interpreter, monkeypatch):
+    """Queries and the last two places are not there before it."""
+    q, gate = heads(2, 4, 16)
+    slots, lengths = torch.tensor([3, 3]), torch.tensor([69, 70])
+    written = q, *(pool[3, 68:70] for pool in pools(2, 16))
+    early_q, early = q.clone(), pools(2, 16)
+    unwritten = early_q, *(pool[3, 68:70] for pool in early)
+
+    def erase():
+        for target in unwritten:
+            target.fill_(torch.nan)
+
+    def write():
+        for target, source in zip(unwritten, written, strict=True):
+            target.copy_(source)
+
+    monkeypatch.setattr(module, "_PROGRAMS", 6)
+    monkeypatch.setattr(module, "start_next", erase)
+    monkeypatch.setattr(module, "wait_for_inputs", write)
+    got = attention_decode(early_q, gate, *early, slots, lengths, 2)
+    expected = attention_decode_reference(q, gate, *pools(2, 16), slots, lengths)
+    assert distance(got, expected) < FLOAT32
+
+
 def test_what_lies_beyond_a_context_is_not_seen(interpreter):
     q, gate = heads(2, 4, 24)
     slots, lengths = torch.tensor([3, 0]), torch.tensor([64, 63])

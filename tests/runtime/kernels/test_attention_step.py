@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from runtime.kernels import attention_decode as attention_decode_module
+from runtime.kernels import attention_step as attention_step_module
 from runtime.kernels.attention import split_query_gate
 from runtime.kernels.attention_decode import attention_decode
 from runtime.kernels.attention_step import attention_step, attention_step_reference, few
@@ -104,6 +105,34 @@ def test_the_pools_are_to_the_bit_those_of_the_kernels_apart():
 def test_one_sequence_in_many_parts(length, interpreter):
     got, _ = step(attention_step, [length], [3], kv_heads=1)
     expected, _ = step(attention_step_reference, [length], [3], kv_heads=1)
+    assert distance(got, expected) < FLOAT32
+
+
+def test_projections_and_angles_are_read_only_after_the_wait(interpreter, monkeypatch):
+    """q, k, v, cos and sin; nor does the first program write anything before it."""
+    expected, _ = step(attention_step_reference, LENGTHS[:3], SLOTS[:3])
+    known, early = arguments(LENGTHS[:3]), arguments(LENGTHS[:3])
+    wholes = whole_pools(LENGTHS[:3], SLOTS[:3])
+    before = [whole.clone() for whole in wholes]
+    computed, unseen = (0, 2, 3, 6, 7), [True]
+
+    def erase():
+        for n in computed:
+            early[n].fill_(torch.nan)
+
+    def write():
+        if unseen.pop():
+            for whole, old in zip(wholes, before, strict=True):
+                assert torch.equal(whole.nan_to_num(99), old.nan_to_num(99))
+        unseen.append(False)
+        for n in computed:
+            early[n].copy_(known[n])
+
+    monkeypatch.setattr(attention_decode_module, "_PROGRAMS", 6)
+    monkeypatch.setattr(attention_step_module, "start_next", erase)
+    monkeypatch.setattr(attention_step_module, "wait_for_inputs", write)
+    at = torch.tensor(SLOTS[:3]), torch.tensor(LENGTHS[:3])
+    got = attention_step(*early, *(whole[1:] for whole in wholes), *at)
     assert distance(got, expected) < FLOAT32
 
 
