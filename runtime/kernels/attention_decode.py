@@ -43,6 +43,8 @@ _MOST_PARTS = 64
 # Two such programs fill the registers of a multiprocessor: the first tile of keys and values takes
 # half of them. With 4096 tokens or less a part of one context has no second tile.
 _BLOCKS = {"GRAIN": 32, "BLOCK_L": 64, "STAGES": 2, "num_warps": 4}
+# float32 is for proof, and takes twice as much of everything
+_FLOAT32_BLOCKS = {"GRAIN": 32, "BLOCK_L": 32, "STAGES": 2, "num_warps": 8}
 _COMBINED = 2048
 
 
@@ -72,12 +74,14 @@ class Parts:
         """Return the programs: parts, key heads, sequences."""
         return self.o.shape[2], kv_heads, self.o.shape[0]
 
-    def options(self, kv_heads: int) -> dict[str, int]:
+    def options(self, pool_k: Tensor) -> dict[str, int]:
         """Return the launch options of a kernel that computes the parts."""
         _, num_heads, parts, head_dim = self.o.shape
-        group = num_heads // kv_heads
+        group = num_heads // pool_k.shape[2]
+        is_wide = pool_k.is_cuda and pool_k.dtype == torch.float32
         return {
-            "PARTS": parts, "GROUP": group, "HEAD": head_dim, **_BLOCKS,
+            "PARTS": parts, "GROUP": group, "HEAD": head_dim,
+            **(_FLOAT32_BLOCKS if is_wide else _BLOCKS),
             "BLOCK_G": max(power_of_two(group), 16), "BLOCK_D": max(power_of_two(head_dim), 16),
         }  # fmt: skip
 
@@ -128,7 +132,7 @@ def attention_decode(
     _decode_kernel[parts.grid(kv_heads)](
         q_Bnd, pool_k, pool_v, parts.o, parts.top, parts.total, slots_B, lengths_B, late,
         pool_k.shape[1], num_heads, kv_heads, *q_Bnd.stride()[:2], head_dim**-0.5 * LOG2_E,
-        **parts.options(kv_heads), **early(),
+        **parts.options(pool_k), **early(),
     )  # fmt: skip
     return parts.combined(gate_Bnd)
 

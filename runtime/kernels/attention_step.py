@@ -86,7 +86,7 @@ def attention_step(
     _step_kernel[parts.grid(kv_heads)](
         q_Bnd, k_Bmd, v_Bmd, *rope, *at, parts.o, parts.top, parts.total,
         pool_k.shape[1], num_heads, kv_heads, *strides, eps, head_dim**-0.5 * LOG2_E,
-        R=cos_Br.shape[1], **parts.options(kv_heads), **early(),
+        R=cos_Br.shape[1], **parts.options(pool_k), **early(),
     )  # fmt: skip
     return parts.combined(gate_Bnd)
 

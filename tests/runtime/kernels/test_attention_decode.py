@@ -65,10 +65,10 @@ def test_places_may_come_late(late, interpreter, monkeypatch):
 def test_what_this_step_writes_is_read_only_after_the_wait(interpreter, monkeypatch):
     """Queries and the last two places are not there before it."""
     q, gate = heads(2, 4, 16)
-    slots, lengths = torch.tensor([3, 3]), torch.tensor([69, 70])
-    written = q, *(pool[3, 68:70] for pool in pools(2, 16))
+    slots, lengths = torch.tensor([3, 3]), torch.tensor([39, 40])
+    written = q, *(pool[3, 38:40] for pool in pools(2, 16))
     early_q, early = q.clone(), pools(2, 16)
-    unwritten = early_q, *(pool[3, 68:70] for pool in early)
+    unwritten = early_q, *(pool[3, 38:40] for pool in early)
 
     def erase():
         for target in unwritten:
