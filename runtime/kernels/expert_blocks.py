@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _TILE = 128
 _MOST_EXPERTS = 4096
-# a last block of so many pairs or fewer comes after all longer ones; 0: after its expert's others
-_LATE = 0
 
 
 def expert_blocks_reference(
@@ -77,15 +75,15 @@ def expert_blocks(experts_Tk: Tensor, num_experts: int, block: int) -> tuple[Ten
     )
     _place_kernel[(tiles + num_experts + 1,)](
         experts_Tk, rank_P, counts, order_P, blocks_B3, num_pairs, num_experts, tiles, num_blocks,
-        SIZE=block, LATE=_LATE, **sizes, num_warps=4, **early(),
+        SIZE=block, **sizes, num_warps=4, **early(),
     )  # fmt: skip
     return order_P, blocks_B3
 
 
 @jit
-def block_of(blocks, AXIS: tl.constexpr):
+def block_of(blocks):
     """Return (expert or -1, first place in the order, end) of the program's block."""
-    block = blocks + tl.program_id(AXIS) * 3
+    block = blocks + tl.program_id(0) * 3
     first, end = tl.load(block + 1).to(tl.int64), tl.load(block + 2).to(tl.int64)
     return tl.load(block).to(tl.int64), first, end
 
@@ -93,7 +91,7 @@ def block_of(blocks, AXIS: tl.constexpr):
 @jit
 def expert_block(blocks, BLOCK_M: tl.constexpr):
     """Return (expert or -1, places in the order [BLOCK_M], which of them are the block's)."""
-    expert, first, end = block_of(blocks, 0)
+    expert, first, end = block_of(blocks)
     place = first + tl.arange(0, BLOCK_M)
     return expert, place, place < end
 
@@ -131,7 +129,7 @@ def _before_kernel(counts, tiles, E, ROWS: tl.constexpr, COLS: tl.constexpr):
 @jit
 def _place_kernel(
     experts, rank, before, order, blocks, P, E, tiles, B,
-    SIZE: tl.constexpr, LATE: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    SIZE: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     start_next()
     wait_for_inputs()
@@ -145,24 +143,20 @@ def _place_kernel(
         place += tl.load(rank + pair, mask=pair < P, other=0)
         tl.store(order + place, pair.to(tl.int64), mask=pair < P)
     else:
-        _write_blocks(blocks, totals, bins, program - tiles, E, B, SIZE, LATE)
+        _write_blocks(blocks, totals, bins, program - tiles, E, B, SIZE)
 
 
 @jit
-def _write_blocks(blocks, totals, bins, expert, E, B, SIZE: tl.constexpr, LATE: tl.constexpr):
+def _write_blocks(blocks, totals, bins, expert, E, B, SIZE: tl.constexpr):
     """Write the blocks of one expert; those of expert E are the unused ones."""
-    rest = totals % SIZE
-    late = ((rest > 0) & (rest <= LATE)).to(tl.int32)
-    early_ones = (totals + SIZE - 1) // SIZE - late
+    counts = (totals + SIZE - 1) // SIZE
     lower, own = bins < expert, bins == expert
     first, num_pairs = tl.sum(tl.where(lower, totals, 0), 0), tl.sum(tl.where(own, totals, 0), 0)
-    row, num_early = tl.sum(tl.where(lower, early_ones, 0)), tl.sum(tl.where(own, early_ones, 0))
-    late_row = tl.sum(early_ones, 0) + tl.sum(tl.where(lower, late, 0), 0)
-    number = tl.where(expert < E, (num_pairs + SIZE - 1) // SIZE, B - late_row)
+    row = tl.sum(tl.where(lower, counts, 0), 0)
+    number = tl.where(expert < E, (num_pairs + SIZE - 1) // SIZE, B - row)
     for start in range(0, number, 128):
         j = start + tl.arange(0, 128)
-        at = blocks + tl.where(j < num_early, row + j, late_row + j - num_early) * 3
-        place = first + j * SIZE
+        at, place = blocks + (row + j) * 3, first + j * SIZE
         tl.store(at, tl.where(expert < E, expert, -1) + j * 0, mask=j < number)
         tl.store(at + 1, place, mask=j < number)
         tl.store(at + 2, tl.minimum(place + SIZE, first + num_pairs), mask=j < number)

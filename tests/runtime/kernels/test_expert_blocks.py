@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.kernels import expert_blocks as module
 from runtime.kernels.expert_blocks import expert_blocks, expert_blocks_reference
 from runtime.kernels.launch import interpreting
 
@@ -80,14 +79,3 @@ def test_one_expert_may_have_all_pairs(interpreter):
     assert torch.equal(order, torch.arange(33000))
     expected = expert_blocks_reference(experts, 4, 128)[1]
     assert torch.equal(used(blocks), used(expected))
-
-
-def test_short_blocks_can_come_last(interpreter, monkeypatch):
-    monkeypatch.setattr(module, "_LATE", 64)
-    experts = shuffled(COUNTS).view(-1, 1)
-    order, blocks = expert_blocks(experts, len(COUNTS), 128)
-    expected_order, expected = expert_blocks_reference(experts, len(COUNTS), 128)
-    expected = used(expected)
-    short = expected[:, 2] - expected[:, 1] <= 64
-    assert torch.equal(order, expected_order)
-    assert torch.equal(used(blocks), torch.cat([expected[~short], expected[short]]))
