@@ -107,7 +107,7 @@ TABLE = (
     Row("gated_delta_prefill", mixers.gated_delta_prefill, ALL,
         (*over("lengths", (*LONG, (2048,) * 4)), {"lengths": (700,), "equal_keys": True}),
         TINY_LENGTHS),
-    Row("attention_prefill", mixers.attention_prefill, ALL, PREFILLS,
+    Row("attention_prefill", mixers.prefill, ALL, PREFILLS,
         {"lengths": (1, 70, 20), "starts": (40, 65, 0)}),
     Row("attention_decode", mixers.decode, ALL, DECODES, {"lengths": (100, 1, 65)}),
     Row("attention_step", mixers.step, ALL, DECODES[:-1], {"lengths": (100, 1, 65)}),

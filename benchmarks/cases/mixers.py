@@ -20,7 +20,13 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import attention, attention_decode, attention_step, gated_delta
+from runtime.kernels import (
+    attention,
+    attention_decode,
+    attention_prefill,
+    attention_step,
+    gated_delta,
+)
 from runtime.kernels.delta_rule import CHUNK, chunks, recurrence
 
 if TYPE_CHECKING:
@@ -142,7 +148,7 @@ def _attention(
     return Case(call, check, moved, 4 * queries[0][0].numel() * pairs)
 
 
-def attention_prefill(s: Setting, lengths: Sequence[int], starts: Sequence[int]) -> Case:
+def prefill(s: Setting, lengths: Sequence[int], starts: Sequence[int]) -> Case:
     """Return packed chunks of prompts that begin after `starts` tokens."""
     slots = s.slots(len(lengths))
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
@@ -152,7 +158,7 @@ def attention_prefill(s: Setting, lengths: Sequence[int], starts: Sequence[int])
     pairs = sum(length * (start + (length + 1) / 2) for use, start, length in shapes if use)
     keys = sum(context for use, context in zip(used, contexts, strict=True) if use)
     return _attention(
-        (attention.attention_prefill, attention.attention_prefill_reference),
+        (attention_prefill.attention_prefill, attention.attention_prefill_reference),
         _queries(s, sum(lengths)), _key_pools(s, slots, contexts), args, (keys, pairs),
     )  # fmt: skip
 

@@ -22,22 +22,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.launch import (
-    autotune,
-    jit,
-    operand,
-    power_of_two,
-    ragged_block,
-    ragged_blocks,
-    tl,
-    use_triton,
-    widen,
-)
+from runtime.kernels.launch import jit, operand, tl, widen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_QUERIES = 64
 _QUERY_BLOCK = 256
 LOG2_E = 1.4426950408889634
 
@@ -96,41 +85,6 @@ def _attend(q_Qnd: Tensor, k_Lmd: Tensor, v_Lmd: Tensor, before: int) -> Tensor:
     return o.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
 
 
-def attention_prefill(
-    q_Tnd: Tensor, gate_Tnd: Tensor, pool_k: Tensor, pool_v: Tensor,
-    slots_N: Tensor, cu_seqlens: Tensor, start_N: Tensor,
-) -> Tensor:  # fmt: skip
-    """Return the gated attention [T, n, d] of packed sequences to their slots, up to themselves.
-
-    q_Tnd, gate_Tnd  [T, n, d] model dtype, heads contiguous in themselves
-    pool_k, pool_v   [S, L, m, d] contiguous, the T tokens included
-    slots_N          [N] int32 or int64; below 0 the sequence's rows are zeros
-    cu_seqlens       [N+1] int32 or int64, from 0 to T
-    start_N          [N] int32 or int64, tokens that stood in the slot before these
-    """
-    check(q_Tnd, gate_Tnd, pool_k, pool_v)
-    assert cu_seqlens.shape[0] == slots_N.shape[0] + 1, "one slot for each sequence"
-    assert start_N.shape == slots_N.shape, "one start for each sequence"
-    # float32 is for proof: its tiles of 256 columns take minutes to compile and then spill
-    if not use_triton(q_Tnd) or (q_Tnd.is_cuda and q_Tnd.dtype == torch.float32):
-        return attention_prefill_reference(
-            q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N
-        )
-    num_tokens, num_heads, head_dim = q_Tnd.shape
-    num_sequences, kv_heads = slots_N.shape[0], pool_k.shape[2]
-    y_Tnd = torch.empty(q_Tnd.shape, dtype=q_Tnd.dtype, device=q_Tnd.device)
-    queries = 2 * _QUERIES if num_tokens >= 2 * _QUERIES * num_sequences else _QUERIES
-    blocks = ragged_blocks(num_tokens, num_sequences, queries)
-    _prefill_kernel[(blocks, num_heads)](
-        q_Tnd, gate_Tnd, pool_k, pool_v, y_Tnd, slots_N, cu_seqlens, start_N, num_sequences,
-        pool_k.shape[1], num_heads, kv_heads,
-        *q_Tnd.stride()[:2], *gate_Tnd.stride()[:2], head_dim**-0.5 * LOG2_E,
-        STEPS=num_sequences.bit_length(), HEAD=head_dim,
-        BLOCK_Q=queries, BLOCK_D=max(power_of_two(head_dim), 16),
-    )  # fmt: skip
-    return y_Tnd
-
-
 def check(q: Tensor, gate: Tensor, pool_k: Tensor, pool_v: Tensor) -> None:
     """Assert that the heads and the pools fit each other."""
     assert pool_k.shape == pool_v.shape, "the pools must have one shape"
@@ -155,6 +109,18 @@ def load_tile(head, place, known, before, row, HEAD: tl.constexpr, BLOCK_D: tl.c
 
 
 @jit
+def soften(s, scale, top, total):
+    """Return (weights exp2(score - top), top, total, by how much older sums shrink).
+
+    s  [rows, places] products of queries and keys; times `scale`, above 0, they are scores
+    """
+    new_top = tl.maximum(top, tl.max(s, 1) * scale)
+    shrink = tl.exp2(top - new_top)
+    p = tl.exp2(s * scale - new_top[:, None])
+    return p, new_top, total * shrink + tl.sum(p, 1), shrink
+
+
+@jit
 def add_tile(o, top, total, q, k, v, place, last, scale, MASKED: tl.constexpr):
     """Return (o, top, total) with the keys at `place` added: one step of the online softmax.
 
@@ -163,15 +129,12 @@ def add_tile(o, top, total, q, k, v, place, last, scale, MASKED: tl.constexpr):
             exp2(score - top)
     last    [rows] the last place each row may see, if MASKED
     """
-    scores = tl.dot(operand(q), tl.trans(operand(k)), input_precision="ieee") * scale
+    s = tl.dot(operand(q), tl.trans(operand(k)), input_precision="ieee")
     if MASKED:
-        scores = tl.where(place[None, :] <= last[:, None], scores, -float("inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
-    shrink = tl.exp2(top - new_top)
-    p = tl.exp2(scores - new_top[:, None])
-    total = total * shrink + tl.sum(p, 1)
+        s = tl.where(place[None, :] <= last[:, None], s, -float("inf"))
+    p, top, total, shrink = soften(s, scale, top, total)
     o = tl.dot(operand(p.to(v.dtype)), operand(v), o * shrink[:, None], input_precision="ieee")
-    return o, new_top, total
+    return o, top, total
 
 
 @jit
@@ -192,54 +155,3 @@ def gated(o, gate, y):
     dtype = y.dtype.element_ty
     weight = tl.sigmoid(gate.to(tl.float32)).to(dtype)
     return (o.to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype)
-
-
-@autotune(
-    [
-        {"BLOCK_L": 64, "num_warps": 4, "num_stages": 2},
-        {"BLOCK_L": 64, "num_warps": 8, "num_stages": 2},
-        {"BLOCK_L": 32, "num_warps": 4, "num_stages": 3},
-        {"BLOCK_L": 128, "num_warps": 8, "num_stages": 1},
-    ],
-    key=["HEAD", "BLOCK_Q"],
-)
-@jit
-def _prefill_kernel(
-    q, gate, pool_k, pool_v, y, slots, cu_seqlens, starts, N, L, num_heads, kv_heads,
-    q_row, q_head, gate_row, gate_head, scale, STEPS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
-    # blocks late in a prompt see the most keys and go first
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
-    n, start, end, first = ragged_block(block, cu_seqlens, N, BLOCK_Q, STEPS)
-    if first >= end:
-        return
-    head = tl.program_id(1)
-    slot = tl.load(slots + n).to(tl.int64)
-    t = first.to(tl.int64) + tl.arange(0, BLOCK_Q)[:, None]
-    d = tl.arange(0, BLOCK_D)[None, :]
-    inside = (t < end) & (d < HEAD)
-    q_Qd = tl.load(q + t * q_row + head * q_head + d, mask=inside, other=0.0)
-
-    before = tl.load(starts + n).to(tl.int32) + first - start
-    last = before + tl.arange(0, BLOCK_Q)
-    limit = tl.where(slot >= 0, before + tl.minimum(end - first, BLOCK_Q), 0)
-    whole = tl.minimum((before + 1) // BLOCK_L * BLOCK_L, limit)
-    row = kv_heads * HEAD
-    first_key = (slot * L * kv_heads + head // (num_heads // kv_heads)) * HEAD
-    o = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
-    top = tl.full((BLOCK_Q,), -1e38, tl.float32)
-    total = tl.zeros((BLOCK_Q,), tl.float32)
-    for key in range(0, whole, BLOCK_L):
-        o, top, total = attend_tile(
-            o, top, total, q_Qd, pool_k + first_key, pool_v + first_key,
-            key + tl.arange(0, BLOCK_L), last, limit, row, scale, HEAD=HEAD, MASKED=False,
-        )  # fmt: skip
-    for key in range(whole, limit, BLOCK_L):
-        o, top, total = attend_tile(
-            o, top, total, q_Qd, pool_k + first_key, pool_v + first_key,
-            key + tl.arange(0, BLOCK_L), last, limit, row, scale, HEAD=HEAD, MASKED=True,
-        )  # fmt: skip
-    o = o / tl.where(total > 0, total, 1.0)[:, None]
-    gate_Qd = tl.load(gate + t * gate_row + head * gate_head + d, mask=inside, other=0.0)
-    tl.store(y + (t * num_heads + head) * HEAD + d, gated(o, gate_Qd, y), mask=inside)

@@ -9,12 +9,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from runtime.kernels.attention import (
-    attention_prefill,
     attention_prefill_reference,
     kv_write_reference,
     split_query_gate,
 )
 from runtime.kernels.attention_decode import attention_decode
+from runtime.kernels.attention_prefill import attention_prefill
 
 # Scores, softmax and values in float32: sums of a few hundred terms in another order.
 FLOAT32 = 1e-6
