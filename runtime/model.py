@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from formats.config import Config
-from runtime.kernels.attention import attention_prefill, split_query_gate
+from runtime.kernels.attention import split_query_gate
 from runtime.kernels.attention_decode import attention_decode
+from runtime.kernels.attention_prefill import attention_prefill
 from runtime.kernels.attention_step import attention_step, few
 from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
@@ -40,6 +41,7 @@ from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
+from runtime.kernels.overlap import Soon
 from runtime.kernels.qkv_write import norm_rope_write
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
@@ -222,7 +224,8 @@ def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Te
     """
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     if isinstance(mixer, Gdn):
-        qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
+        soon = Soon(context.batch.states, pools, mixer.conv)
+        qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba, soon=soon)
         mixed = rule_heads(qkvz, ba, mixer, pools, context).flatten(1)
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
@@ -295,7 +298,7 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
     rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
-    if few(batch.waves, kv_heads) and not batch.num_prefills:
+    if few(batch.num_decodes, batch.newest, kv_heads) and not batch.num_prefills:
         at = batch.slots, batch.lengths
         return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
@@ -307,8 +310,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
     parts = []
     if batch.num_decodes:
-        rows, late = (batch.slots[decodes], batch.lengths), len(batch.waves)
-        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows, late))
+        rows, newest = (batch.slots[decodes], batch.lengths), batch.newest
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows, newest))
     if batch.num_prefills:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))

@@ -15,6 +15,7 @@ have an inner size below the width of its convolution.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -149,9 +150,11 @@ class Batch:
     cu_seqlens      [N+1] bounds of the prefills, from 0, counted after the decode rows
     starts          [N] position of the first token of each prefill
     lengths         [D] tokens of each decode row's sequence, its own included
+    newest          how many decode rows one slot has at most: so many of its tokens are new
     """
 
     waves: tuple[int, ...]
+    newest: int
     packed: Tensor
     ids: Tensor
     positions: Tensor
@@ -171,10 +174,11 @@ class Batch:
         packed = torch.empty(sum(map(len, parts)), dtype=torch.int64, device=device)
         send(list(chain(*parts)), packed)
         tensors = torch.split(packed, [len(part) for part in parts])
-        return Batch(tuple(len(wave) for wave in waves), packed, *tensors)
+        return Batch(tuple(len(wave) for wave in waves), _newest(waves), packed, *tensors)
 
     def fill(self, waves: Sequence[Sequence[Span]]) -> None:
         """Put other decode rows, as many, in the place of those that are there."""
+        assert _newest(waves) <= self.newest, "a slot has more rows than the batch was packed for"
         send(list(chain(*_parts(waves, []))), self.packed)
 
     @property
@@ -194,6 +198,11 @@ class Batch:
             rows = slice(start, start + count)
             yield rows, self.states[rows], before
             start, before = start + count, self.states[rows]
+
+
+def _newest(waves: Sequence[Sequence[Span]]) -> int:
+    slots = Counter(span.slot for wave in waves for span in wave if span.slot >= 0)
+    return max(slots.values(), default=1)
 
 
 def _parts(waves: Sequence[Sequence[Span]], prefills: Sequence[Span]) -> list[list[int]]:

@@ -35,17 +35,18 @@ from runtime.kernels.qkv_write import norm_rope_write_reference
 from runtime.kernels.rope import angles, normed_and_rotated, with_partner
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 # key heads of all rows
 _FEW = 64
 
 
-def few(waves: Sequence[int], kv_heads: int) -> bool:
-    """Return whether decode rows are so few that `attention_step` is faster: one of each slot."""
-    return len(waves) == 1 and waves[0] * kv_heads <= _FEW
+def few(rows: int, newest: int, kv_heads: int) -> bool:
+    """Return whether `attention_step` is faster: few decode rows, and no more than one of a slot.
+
+    newest  how many rows one slot has at most
+    """
+    return newest == 1 and 0 < rows * kv_heads <= _FEW
 
 
 def attention_step_reference(
@@ -146,11 +147,12 @@ def _step_kernel(
     o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32) + v_d.to(tl.float32)
     last = tl.zeros((BLOCK_G,), tl.int32) + end - 1
     o, top, total = add_tile(o, top, total, q_Gd, k_Ld, v_Ld, place, last, scale, MASKED=True)
-    for key in tl.range(first + BLOCK_L, end, BLOCK_L, num_stages=STAGES):
-        o, top, total = attend_tile(
-            o, top, total, q_Gd, keys, values,
-            key + tl.arange(0, BLOCK_L), last, end, row, scale, HEAD=HEAD, MASKED=True,
-        )  # fmt: skip
+    if STAGES > 0:
+        for key in tl.range(first + BLOCK_L, end, BLOCK_L, num_stages=STAGES):
+            o, top, total = attend_tile(
+                o, top, total, q_Gd, keys, values,
+                key + tl.arange(0, BLOCK_L), last, end, row, scale, HEAD=HEAD, MASKED=True,
+            )  # fmt: skip
     store_part(
         part_o, part_max, part_sum, o, top, total, b, head, part, num_heads, g < GROUP, PARTS, HEAD
     )

@@ -16,11 +16,13 @@ from runtime.kernels.gemv import (
     finished,
     gated_sums,
     no_products,
+    part_scales,
     rounded,
     row_blocks,
-    row_part,
+    row_scales,
     silu_times,
     weight_part,
+    x_part,
 )
 from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -103,9 +105,10 @@ def _down_kernel(
         expert = tl.load(experts + pair)
         s = scale + expert * scale_expert
         w = weight_part(down + expert * H * F, first, H, 0, F, BLOCK_N, BLOCK_K)
-        x_F = row_part(inner + pair * F, None, 1.0, 0, F, BLOCK_K)
+        s_F = part_scales(s, down, first, 0, F, scale_row, scale_col, EDGE, BLOCK_K)
+        x_F = x_part(inner + pair * F, 0, F, BLOCK_K)
         total = no_products(down, BLOCK_N, BLOCK_K)
-        total = add_products(total, w, x_F, s, first, 0, F, scale_row, scale_col, EDGE)
-        out = rounded(finished(total, s, first, H, EDGE), y)
+        total = add_products(total, w, x_F, s_F, EDGE)
+        out = rounded(finished(total, row_scales(s, first, H, EDGE, BLOCK_N), EDGE), y)
         y_N += rounded(out * tl.load(weights + pair).to(tl.float32), y)
     tl.store(y + t * H + rows, y_N.to(y.dtype.element_ty), mask=rows < H)

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.overlap import NOTHING, Soon, ask_for, early, start_next, wait_for_inputs
 from runtime.kernels.rmsnorm import rmsnorm, rmsnorm_reference
 from runtime.kernels.weight import Stored, Weight, product_reference
 
@@ -80,19 +81,32 @@ def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) 
 
 
 def norm_row_linear(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight, soon: Soon | None = None
 ) -> tuple[Tensor, ...]:
     """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
 
     x_1H     [1, H] contiguous
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
+    soon     to be asked for meanwhile
     """
     if not use_triton(x_1H):
         return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
     if _apart(weights[0]):
-        return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
-    return _launch(x_1H, norm_H, eps, None, *weights)
+        return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights, soon=soon)
+    return _launch(x_1H, norm_H, eps, None, *weights, soon=soon)
+
+
+def normed_and_linear(
+    x_1H: Tensor, norm_H: Tensor, eps: float, weight: Weight
+) -> tuple[Tensor, Tensor]:
+    """Return norm(x) [1, H] too, besides what `norm_row_linear` makes of one weight."""
+    if not use_triton(x_1H) or _apart(weight):
+        normed_1H = rmsnorm(x_1H, norm_H, eps)
+        return normed_1H, row_linear(normed_1H, weight)
+    normed_1H = torch.empty_like(x_1H)
+    (y_1N,) = _launch(x_1H, norm_H, eps, None, weight, kept=normed_1H)
+    return normed_1H, y_1N
 
 
 def row_gated(
@@ -158,8 +172,9 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
 
 
 def _launch(
-    x_1K: Tensor, norm: Tensor | None, eps: float, residual: Tensor | None, *weights: Weight
-) -> tuple[Tensor, ...]:
+    x_1K: Tensor, norm: Tensor | None, eps: float, residual: Tensor | None, *weights: Weight,
+    kept: Tensor | None = None, soon: Soon | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     k = _check(x_1K)
     first, *more = [Stored.of(weight) for weight in weights]
     assert all(w.values.shape[1] == k for w in (first, *more)), "as many columns as x has"
@@ -174,34 +189,51 @@ def _launch(
             more[0].values, more[0].scale, outputs[1], outputs[1].shape[1], *more[0].scale_strides
         )  # fmt: skip
     _rows_kernel[(programs,)](
-        x_1K, norm, residual, k, eps,
+        x_1K, norm, residual, kept, k, eps, *(NOTHING if soon is None else soon.arguments),
         first.values, first.scale, outputs[0], outputs[0].shape[1], *first.scale_strides, *second,
-        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k), **blocks,
-        **early(),
+        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k),
+        THREADS=32 * blocks["num_warps"], **blocks, **early(),
     )  # fmt: skip
     return tuple(outputs)
 
 
 @jit
-def root_mean(x, norm, K, eps, WIDTH: tl.constexpr):
-    """Return rsqrt(mean(x^2) + eps), or 1 if there is no norm."""
-    root = 1.0
-    if norm is not None:
-        k = tl.arange(0, WIDTH)
-        x_K = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
-        root = tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
-    return root
+def root_mean(x, K, eps, WIDTH: tl.constexpr):
+    """Return rsqrt(mean(x^2) + eps)."""
+    x_K = x_part(x, 0, K, WIDTH)
+    return tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
 
 
 @jit
-def row_part(x, norm, root, start, K, WIDTH: tl.constexpr):
-    """Return WIDTH columns of the row in float32; with a norm its product, rounded to x's dtype."""
+def x_part(x, start, K, WIDTH: tl.constexpr):
+    """Return WIDTH columns of the row in float32."""
     k = start + tl.arange(0, WIDTH)
-    x_K = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+    return tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+
+
+@jit
+def norm_part(norm, start, K, WIDTH: tl.constexpr):
+    """Return WIDTH columns of the norm, or zeros if there is none."""
+    k = start + tl.arange(0, WIDTH)
+    w_K = tl.zeros((WIDTH,), tl.float32)
     if norm is not None:
-        w_K = tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
-        x_K = (x_K * root * (1.0 + w_K)).to(x.dtype.element_ty).to(tl.float32)
+        w_K = tl.load(norm + k, mask=k < K, other=0.0)
+    return w_K
+
+
+@jit
+def normed(x_K, w_K, root, x, norm):
+    """Return a part of the row, normed and rounded to x's dtype if there is a norm."""
+    if norm is not None:
+        x_K = (x_K * root * (1.0 + w_K.to(tl.float32))).to(x.dtype.element_ty).to(tl.float32)
     return x_K
+
+
+@jit
+def keep(kept, x_K, start, K, tile):
+    """Write a part of the row, if this is the first tile."""
+    k = start + tl.arange(0, x_K.shape[0])
+    tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
 
 
 @jit
@@ -214,6 +246,33 @@ def weight_part(weight, first, last, start, K, ROWS: tl.constexpr, WIDTH: tl.con
 
 
 @jit
+def part_scales(
+    scale, weight, first, start, K, scale_row, scale_col, EDGE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Return the scales of WIDTH columns, one for each 16 bytes; zeros if blocks have none.
+
+    The rows from `first` on lie within one block.
+    """
+    VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    s = tl.zeros((WIDTH // VECTOR,), tl.float32)
+    if EDGE > 1:
+        g = start + tl.arange(0, WIDTH // VECTOR) * VECTOR
+        at = scale + first // 128 * scale_row + g // 128 * scale_col
+        s = tl.load(at, mask=g < K, other=0.0)
+    return s
+
+
+@jit
+def row_scales(scale, first, last, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return the scales of ROWS rows; zeros if rows have none."""
+    s = tl.zeros((ROWS,), tl.float32)
+    if EDGE == 1:
+        n = first + tl.arange(0, ROWS)
+        s = tl.load(scale + n, mask=n < last, other=0.0)
+    return s
+
+
+@jit
 def no_products(weight, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Return zeros for `add_products` to start from."""
     VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
@@ -221,79 +280,92 @@ def no_products(weight, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @jit
-def add_products(total, w, x_K, scale, first, start, K, scale_row, scale_col, EDGE: tl.constexpr):
+def add_products(total, w, x_K, s, EDGE: tl.constexpr):
     """Return total plus w * x_K, summed over the 16 bytes of weights that a thread loaded at once.
 
-    scale  at its first; the rows of w lie within one of its blocks
+    s  as `part_scales` gives them
     """
     NUM: tl.constexpr = total.shape[1]
     VECTOR: tl.constexpr = x_K.shape[0] // NUM
     w = tl.reshape(w, (total.shape[0], NUM, VECTOR)).to(tl.float32)
     products = tl.sum(w * tl.reshape(x_K, (NUM, VECTOR))[None, :, :], 2)
     if EDGE > 1:
-        g = start + tl.arange(0, NUM) * VECTOR
-        s = scale + first // 128 * scale_row + g // 128 * scale_col
-        products *= tl.load(s, mask=g < K, other=0.0).to(tl.float32)[None, :]
+        products *= s.to(tl.float32)[None, :]
     return total + products
 
 
 @jit
-def finished(total, scale, first, last, EDGE: tl.constexpr):
+def finished(total, s_N, EDGE: tl.constexpr):
     """Return the sums [ROWS], times the scales of whole rows if there are such."""
     y = tl.sum(total, 1)
     if EDGE == 1:
-        n = first + tl.arange(0, total.shape[0])
-        y *= tl.load(scale + n, mask=n < last, other=0.0).to(tl.float32)
+        y *= s_N.to(tl.float32)
     return y
 
 
 @jit
 def _rows(
-    tile, x, norm, residual, K, eps, weight, scale, y, N, scale_row, scale_col,
+    tile, x, norm, residual, kept, K, eps, weight, scale, y, N, scale_row, scale_col,
     EDGE: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     first = tile * BLOCK_N
-    # the weight does not depend on the kernels before: its first parts come while they finish
+    n = first + tl.arange(0, BLOCK_N)
+    # what no kernel writes comes while those before finish
     w0 = weight_part(weight, first, N, 0, K, BLOCK_N, BLOCK_K)
     w1 = weight_part(weight, first, N, BLOCK_K, K, BLOCK_N, BLOCK_K)
+    s0 = part_scales(scale, weight, first, 0, K, scale_row, scale_col, EDGE, BLOCK_K)
+    s1 = part_scales(scale, weight, first, BLOCK_K, K, scale_row, scale_col, EDGE, BLOCK_K)
+    n0, n1 = norm_part(norm, 0, K, BLOCK_K), norm_part(norm, BLOCK_K, K, BLOCK_K)
+    s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
     wait_for_inputs()
-    root = root_mean(x, norm, K, eps, WIDTH)
+    x0, x1 = x_part(x, 0, K, BLOCK_K), x_part(x, BLOCK_K, K, BLOCK_K)
+    r_N = tl.zeros((BLOCK_N,), tl.float32)
+    if residual is not None:
+        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
+    root = 1.0
+    if norm is not None:
+        root = root_mean(x, K, eps, WIDTH)
+    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
+    if kept is not None:
+        keep(kept, x0, 0, K, tile)
+        keep(kept, x1, BLOCK_K, K, tile)
     total = no_products(weight, BLOCK_N, BLOCK_K)
-    x_K = row_part(x, norm, root, 0, K, BLOCK_K)
-    total = add_products(total, w0, x_K, scale, first, 0, K, scale_row, scale_col, EDGE)
-    x_K = row_part(x, norm, root, BLOCK_K, K, BLOCK_K)
-    total = add_products(total, w1, x_K, scale, first, BLOCK_K, K, scale_row, scale_col, EDGE)
+    total = add_products(total, w0, x0, s0, EDGE)
+    total = add_products(total, w1, x1, s1, EDGE)
     if STAGES > 0:
         for start in tl.range(2 * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
             w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
-            x_K = row_part(x, norm, root, start, K, BLOCK_K)
-            total = add_products(total, w, x_K, scale, first, start, K, scale_row, scale_col, EDGE)
-    n = first + tl.arange(0, BLOCK_N)
-    y_N = finished(total, scale, first, N, EDGE).to(y.dtype.element_ty)
+            w_K, x_K = norm_part(norm, start, K, BLOCK_K), x_part(x, start, K, BLOCK_K)
+            x_K = normed(x_K, w_K, root, x, norm)
+            if kept is not None:
+                keep(kept, x_K, start, K, tile)
+            s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
+            total = add_products(total, w, x_K, s, EDGE)
+    y_N = finished(total, s_N, EDGE).to(y.dtype.element_ty)
     if residual is not None:
-        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
         y_N = (r_N + y_N.to(tl.float32)).to(y.dtype.element_ty)
     tl.store(y + n, y_N, mask=n < N)
 
 
 @jit
 def _rows_kernel(
-    x, norm, residual, K, eps,
+    x, norm, residual, kept, K, eps, slots, pool1, row1, size1, pool2, row2, size2, soon, soon_size,
     weight, scale, y, N, scale_row, scale_col, weight2, scale2, y2, N2, scale_row2, scale_col2,
-    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
+    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
     start_next()
+    ask_for(slots, pool1, row1, size1, pool2, row2, size2, soon, soon_size, tile, THREADS)
     if weight2 is None or tile < tiles:
         _rows(
-            tile, x, norm, residual, K, eps, weight, scale, y, N, scale_row, scale_col,
+            tile, x, norm, residual, kept, K, eps, weight, scale, y, N, scale_row, scale_col,
             EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
         )  # fmt: skip
     else:
         _rows(
-            tile - tiles, x, norm, residual, K, eps, weight2, scale2, y2, N2,
+            tile - tiles, x, norm, residual, None, K, eps, weight2, scale2, y2, N2,
             scale_row2, scale_col2, EDGE2, WIDTH, max(BLOCK_N // 4, 1), BLOCK_K,
             min(STAGES, 2),
         )  # fmt: skip
@@ -314,26 +386,39 @@ def gated_sums(
     u0 = weight_part(gate_up, up_first, up_last, 0, H, BLOCK_N, BLOCK_K)
     g1 = weight_part(gate_up, first, F, BLOCK_K, H, BLOCK_N, BLOCK_K)
     u1 = weight_part(gate_up, up_first, up_last, BLOCK_K, H, BLOCK_N, BLOCK_K)
+    n0, n1 = norm_part(norm, 0, H, BLOCK_K), norm_part(norm, BLOCK_K, H, BLOCK_K)
+    sg0 = part_scales(scale, gate_up, first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
+    su0 = part_scales(scale, gate_up, up_first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
+    sg1 = part_scales(scale, gate_up, first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
+    su1 = part_scales(scale, gate_up, up_first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
+    sg_N = row_scales(scale, first, F, EDGE, BLOCK_N)
+    su_N = row_scales(scale, up_first, up_last, EDGE, BLOCK_N)
     if WAIT > 0:
         wait_for_inputs()
-    root = root_mean(x, norm, H, eps, WIDTH)
+    x0, x1 = x_part(x, 0, H, BLOCK_K), x_part(x, BLOCK_K, H, BLOCK_K)
+    root = 1.0
+    if norm is not None:
+        root = root_mean(x, H, eps, WIDTH)
     gate = no_products(gate_up, BLOCK_N, BLOCK_K)
     up = no_products(gate_up, BLOCK_N, BLOCK_K)
-    x_K = row_part(x, norm, root, 0, H, BLOCK_K)
-    gate = add_products(gate, g0, x_K, scale, first, 0, H, scale_row, scale_col, EDGE)
-    up = add_products(up, u0, x_K, scale, up_first, 0, H, scale_row, scale_col, EDGE)
-    x_K = row_part(x, norm, root, BLOCK_K, H, BLOCK_K)
-    gate = add_products(gate, g1, x_K, scale, first, BLOCK_K, H, scale_row, scale_col, EDGE)
-    up = add_products(up, u1, x_K, scale, up_first, BLOCK_K, H, scale_row, scale_col, EDGE)
+    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
+    gate = add_products(gate, g0, x0, sg0, EDGE)
+    up = add_products(up, u0, x0, su0, EDGE)
+    gate = add_products(gate, g1, x1, sg1, EDGE)
+    up = add_products(up, u1, x1, su1, EDGE)
     if STAGES > 0:
         for start in tl.range(2 * BLOCK_K, H, BLOCK_K, num_stages=STAGES):
             g = weight_part(gate_up, first, F, start, H, BLOCK_N, BLOCK_K)
             u = weight_part(gate_up, up_first, up_last, start, H, BLOCK_N, BLOCK_K)
-            x_K = row_part(x, norm, root, start, H, BLOCK_K)
-            gate = add_products(gate, g, x_K, scale, first, start, H, scale_row, scale_col, EDGE)
-            up = add_products(up, u, x_K, scale, up_first, start, H, scale_row, scale_col, EDGE)
-    gate = finished(gate, scale, first, F, EDGE)
-    return gate, finished(up, scale, up_first, up_last, EDGE)
+            w_K, x_K = norm_part(norm, start, H, BLOCK_K), x_part(x, start, H, BLOCK_K)
+            x_K = normed(x_K, w_K, root, x, norm)
+            sg = part_scales(scale, gate_up, first, start, H, scale_row, scale_col, EDGE, BLOCK_K)
+            su = part_scales(
+                scale, gate_up, up_first, start, H, scale_row, scale_col, EDGE, BLOCK_K
+            )
+            gate = add_products(gate, g, x_K, sg, EDGE)
+            up = add_products(up, u, x_K, su, EDGE)
+    return finished(gate, sg_N, EDGE), finished(up, su_N, EDGE)
 
 
 @jit

@@ -32,7 +32,7 @@ from runtime.kernels.expert_rows import few_tokens
 from runtime.kernels.expert_sum import Pairs, summed
 from runtime.kernels.expert_tiles import grouped
 from runtime.kernels.gemm_fp8 import linear, linear_reference
-from runtime.kernels.gemv import norm_row_linear
+from runtime.kernels.gemv import normed_and_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import shared_expert, silu_mul_reference
 from runtime.kernels.rmsnorm import rmsnorm
@@ -144,9 +144,9 @@ def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: in
     """Return x plus the sparse feed-forward of its norm, [1, H], of x [1, H] before the norm."""
     if weights.shared_gate_up is not None or not use_triton(x_1H):
         return x_1H + moe_block(rmsnorm(x_1H, norm_H, eps), weights, k)
-    (logits,) = norm_row_linear(x_1H, norm_H, eps, weights.router)
+    normed_1H, logits = normed_and_linear(x_1H, norm_H, eps, weights.router)
     stored = Stored.of(weights.gate_up), Stored.of(weights.down)
-    return routed_row(x_1H, norm_H, eps, *stored, logits, k)
+    return routed_row(normed_1H, *stored, logits, k, x_1H)
 
 
 def moe_experts(

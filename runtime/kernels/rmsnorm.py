@@ -148,11 +148,11 @@ def zero_centred(x, w, num, eps):
 @jit
 def _rmsnorm_kernel(x, weight, y, H, x_row, eps, BLOCK: tl.constexpr):
     start_next()
-    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
-    x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
     w_H = tl.load(weight + i, mask=i < H, other=0.0)
+    wait_for_inputs()
+    x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
     y_H = zero_centred(x_H, w_H, H, eps)
     tl.store(y + row * H + i, y_H.to(y.dtype.element_ty), mask=i < H)
 
@@ -162,15 +162,15 @@ def _add_rmsnorm_kernel(
     x, residual, weight, y, total, H, x_row, residual_row, eps, BLOCK: tl.constexpr
 ):
     start_next()
-    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     inside = i < H
+    w_H = tl.load(weight + i, mask=inside, other=0.0)
+    wait_for_inputs()
     x_H = tl.load(x + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
     r_H = tl.load(residual + row * residual_row + i, mask=inside, other=0.0).to(tl.float32)
     sum_H = (x_H + r_H).to(total.dtype.element_ty)
     tl.store(total + row * H + i, sum_H, mask=inside)
-    w_H = tl.load(weight + i, mask=inside, other=0.0)
     y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps)
     tl.store(y + row * H + i, y_H.to(y.dtype.element_ty), mask=inside)
 

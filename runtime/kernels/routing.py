@@ -82,13 +82,15 @@ def _launch_route(logits: Tensor, num_experts: int, k: int, out: int) -> tuple[T
 
 
 @jit
-def order_keys(logits, E, BLOCK_E: tl.constexpr):
-    """Return [BLOCK_E] integers that order experts by logit, then against their numbers.
+def order_keys(logits, E, BLOCK_E: tl.constexpr, WARPS: tl.constexpr):
+    """Return [WARPS, BLOCK_E] integers that order experts by logit, then against their numbers.
 
-    The lower 16 bits are 65535 - e. Those of a float of 16 bits fit beside them in 32.
+    The lower 16 bits are 65535 - e. Those of a float of 16 bits fit beside them in 32. Each warp of
+    a program has all of them for itself: then no choice has to wait for another warp.
     """
-    e = tl.arange(0, BLOCK_E)
-    x = tl.load(logits + e, mask=e < E, other=0.0)
+    e = tl.arange(0, BLOCK_E)[None, :] + tl.zeros((WARPS, 1), tl.int32)
+    # not from the nearest cache: `expert_row` reads them before it has waited
+    x = tl.load(logits + e, mask=e < E, other=0.0, cache_modifier=".cg")
     x = tl.where(x == 0.0, 0.0, x).to(x.dtype)  # zeros of both signs are equal
     if logits.dtype.element_ty.primitive_bitwidth == 16:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
@@ -104,25 +106,27 @@ def order_keys(logits, E, BLOCK_E: tl.constexpr):
 
 @jit
 def take_best(keys):
-    """Return (the first expert of those left, the keys without it)."""
-    best = tl.max(keys, 0)
+    """Return (the first expert of those left, for each warp, the keys without it)."""
+    best = tl.max(keys, 1)
     if keys.dtype.primitive_bitwidth == 32:
-        left = tl.where(keys == best, -2147483648, keys)
+        left = tl.where(keys == best[:, None], -2147483648, keys)
     else:
-        left = tl.where(keys == best, -9223372036854775808, keys)
+        left = tl.where(keys == best[:, None], -9223372036854775808, keys)
     return 65535 - (best & 65535).to(tl.int32), left
 
 
 @jit
-def likeliest(logits, E, TOP: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr):
+def likeliest(
+    logits, E, TOP: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr, WARPS: tl.constexpr
+):
     """Return [BLOCK_J]: the TOP likeliest of E experts, likeliest first, then E everywhere."""
-    j = tl.arange(0, BLOCK_J)
-    keys = order_keys(logits, E, BLOCK_E)
-    experts = tl.zeros((BLOCK_J,), tl.int32) + E
+    j = tl.arange(0, BLOCK_J)[None, :]
+    keys = order_keys(logits, E, BLOCK_E, WARPS)
+    experts = tl.zeros((WARPS, BLOCK_J), tl.int32) + E
     for place in tl.static_range(TOP):
         expert, keys = take_best(keys)
-        experts = tl.where(j == place, expert, experts)
-    return experts
+        experts = tl.where(j == place, expert[:, None], experts)
+    return tl.max(experts, 0)
 
 
 @jit
@@ -140,7 +144,7 @@ def _route_kernel(
     t = tl.program_id(0).to(tl.int64)
     row_at = logits + t * row
     j = tl.arange(0, BLOCK_J)
-    chosen = likeliest(row_at, E, TOP, BLOCK_J, BLOCK_E)
+    chosen = likeliest(row_at, E, TOP, BLOCK_J, BLOCK_E, 1)
     x = tl.load(row_at + chosen, mask=j < TOP, other=-float("inf")).to(tl.float32)
     powers = tl.exp(x - tl.max(x, 0))
     top = powers / tl.sum(powers, 0)

@@ -137,11 +137,11 @@ def test_projections_and_angles_are_read_only_after_the_wait(interpreter, monkey
 
 
 def test_only_few_rows_of_different_slots_are_for_it():
-    assert few((1,), 4)
-    assert few((16,), 4)
-    assert not few((17,), 4)
-    assert not few((1, 1), 4)
-    assert not few((), 4)
+    assert few(1, 1, 4)
+    assert few(16, 1, 4)
+    assert not few(17, 1, 4)
+    assert not few(2, 2, 4)
+    assert not few(0, 1, 4)
 
 
 def test_heads_that_are_not_those_of_the_pools_are_refused():
