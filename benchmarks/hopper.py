@@ -18,17 +18,20 @@ to benchmarks/results/hopper.jsonl:
     peer_ms, peer                what another engine needs: models as its makers publish it, the
                                  rule measured beside ours, if flash-linear-attention is installed
 
-`--device cpu` runs tiny models in Triton's interpreter, to test this script.
+A check takes a CPU longer than a GPU: with `--lock FILE`, held while a model is timed, several of
+these scripts check at once and time one after another. `--device cpu` runs tiny models in Triton's
+interpreter, to test this script.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from itertools import chain
@@ -160,6 +163,26 @@ def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
     print(name, json.dumps(verdict), flush=True)
     if options.check_only or not verdict["passed"]:
         return [{"what": "check", "model": name, **verdict}]
+    with alone(options.lock):
+        return timed(name, card, options)
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold a lock that others may wait for, if there is one."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def timed(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
+    """Return the lines of a model that has passed its check."""
+    size, kind = name.rsplit("-", 1)
+    fp8, device = kind == "fp8", options.device
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = random_model(CONFIGS[size](), device, dtype, fp8=fp8)
     config, lines, tiny = model.config, [], device == "cpu"
     context = 40 if tiny else CONTEXT
@@ -204,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
+    parser.add_argument("--lock", type=Path, help="a file to be locked while a model is timed")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     on_gpu = options.device == "cuda"
