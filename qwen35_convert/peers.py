@@ -57,16 +57,23 @@ def _need_folder(checkpoint: Checkpoint, name: str) -> Path:
 def run_transformers(
     checkpoint: Checkpoint, points: Sequence[Point], device: str
 ) -> Iterator[Point]:
-    """Yield the points with transformers' times; it reads folders of safetensors only."""
+    """Yield the points with transformers' times; it reads folders of safetensors only.
+
+    MissingError if it lacks a package for these weights.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     folder = _need_folder(checkpoint, "transformers")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    model = model.to(device).eval()
-    for point in points:
-        yield replace(point, peer_ms=_transformers_ms(model, point, checkpoint.config.sizes["V"]))
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = model.to(device).eval()
+        for point in points:
+            ms = _transformers_ms(model, point, checkpoint.config.sizes["V"])
+            yield replace(point, peer_ms=ms)
+    except ImportError as error:  # kernels of FP8 weights are packages of their own
+        raise MissingError(f"peer transformers cannot run {folder}: {error}") from None
 
 
 def _transformers_ms(model: Any, point: Point, vocabulary: int) -> float:

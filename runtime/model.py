@@ -41,7 +41,6 @@ from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
-from runtime.kernels.overlap import Soon
 from runtime.kernels.qkv_write import norm_rope_write
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
@@ -224,8 +223,7 @@ def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Te
     """
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     if isinstance(mixer, Gdn):
-        soon = Soon(context.batch.states, pools, mixer.conv)
-        qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba, soon=soon)
+        qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
         mixed = rule_heads(qkvz, ba, mixer, pools, context).flatten(1)
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)

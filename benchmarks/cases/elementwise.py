@@ -131,13 +131,13 @@ def _rotation(s: Setting, tokens: int) -> tuple[Tensor, Tensor, tuple[Tensor, Te
 
 
 def norm_rope_write(s: Setting, tokens: int) -> Case:
-    """Return tokens scattered over three slots, every seventh padding; q is a view."""
+    """Return tokens scattered over three slots, the fourth and every seventh after it padding; q is a view."""
     (q, k, angles), weights = _rotation(s, tokens), (s.normal(s.head_dim), s.normal(s.head_dim))
     v, shape = s.normal(tokens, s.kv_heads, s.head_dim), (4, s.places, s.kv_heads, s.head_dim)
     wholes = s.normal(*shape), s.normal(*shape)
     at = torch.randperm(3 * s.places)[:tokens].to(s.device)
     slots, places = (at // s.places).int(), (at % s.places).int()
-    slots[::7] = -1
+    slots[3::7] = -1
     inputs = q, k, v, *weights, *angles
     pools = [whole[1:] for whole in wholes]
     call = partial(qkv_write.norm_rope_write, *inputs, EPS, *pools, slots, places)

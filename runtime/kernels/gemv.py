@@ -25,7 +25,7 @@ import torch
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.overlap import NOTHING, Soon, ask_for, early, start_next, wait_for_inputs
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 from runtime.kernels.rmsnorm import rmsnorm, rmsnorm_reference
 from runtime.kernels.weight import Stored, Weight, product_reference
 
@@ -81,20 +81,19 @@ def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) 
 
 
 def norm_row_linear(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight, soon: Soon | None = None
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
 ) -> tuple[Tensor, ...]:
     """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
 
     x_1H     [1, H] contiguous
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
-    soon     to be asked for meanwhile
     """
     if not use_triton(x_1H):
         return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
     if _apart(weights[0]):
-        return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights, soon=soon)
-    return _launch(x_1H, norm_H, eps, None, *weights, soon=soon)
+        return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
+    return _launch(x_1H, norm_H, eps, None, *weights)
 
 
 def normed_and_linear(
@@ -173,7 +172,7 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
 
 def _launch(
     x_1K: Tensor, norm: Tensor | None, eps: float, residual: Tensor | None, *weights: Weight,
-    kept: Tensor | None = None, soon: Soon | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     k = _check(x_1K)
     first, *more = [Stored.of(weight) for weight in weights]
@@ -189,10 +188,10 @@ def _launch(
             more[0].values, more[0].scale, outputs[1], outputs[1].shape[1], *more[0].scale_strides
         )  # fmt: skip
     _rows_kernel[(programs,)](
-        x_1K, norm, residual, kept, k, eps, *(NOTHING if soon is None else soon.arguments),
+        x_1K, norm, residual, kept, k, eps,
         first.values, first.scale, outputs[0], outputs[0].shape[1], *first.scale_strides, *second,
-        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k),
-        THREADS=32 * blocks["num_warps"], **blocks, **early(),
+        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k), **blocks,
+        **early(),
     )  # fmt: skip
     return tuple(outputs)
 
@@ -350,14 +349,13 @@ def _rows(
 
 @jit
 def _rows_kernel(
-    x, norm, residual, kept, K, eps, slots, pool1, row1, size1, pool2, row2, size2, soon, soon_size,
+    x, norm, residual, kept, K, eps,
     weight, scale, y, N, scale_row, scale_col, weight2, scale2, y2, N2, scale_row2, scale_col2,
-    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr, THREADS: tl.constexpr,
+    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
     start_next()
-    ask_for(slots, pool1, row1, size1, pool2, row2, size2, soon, soon_size, tile, THREADS)
     if weight2 is None or tile < tiles:
         _rows(
             tile, x, norm, residual, kept, K, eps, weight, scale, y, N, scale_row, scale_col,

@@ -159,6 +159,16 @@ def test_transformers_runs_the_same_steps_beside(nano):
     assert [p.peer_ms is not None and p.peer_ms > 0 for p in found.points] == [True, True]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_package_that_transformers_lacks_for_these_weights_is_named(nano, monkeypatch):
+    def lacking(*_):
+        raise ImportError("`kernels` is not installed")
+
+    monkeypatch.setattr("qwen35_convert.peers._transformers_ms", lacking)
+    with pytest.raises(MissingError, match="cannot run .*`kernels` is not installed"):
+        api.bench(nano, api.Sweep((16,), (), 12, "cpu", peer="transformers"))
+
+
 def test_the_roofline_is_drawn(tmp_path):
     point = Point("decode", 1, 4096, 10.0, None, 100.0, 27e9, 5e10, 8.2, 0.82, None, "NVIDIA H100")
     bench = Bench("m", "NVIDIA H100 80GB HBM3", [point], None)

@@ -7,11 +7,13 @@ from runtime.kernels import gemv
 from runtime.kernels.gemv import (
     norm_row_linear,
     norm_row_linear_reference,
+    normed_and_linear,
     row_gated,
     row_gated_reference,
     row_linear,
     row_linear_reference,
 )
+from runtime.kernels.rmsnorm import rmsnorm_reference
 from runtime.kernels.weight import Fp8Weight
 
 # Sums of up to 2100 products in another order: sqrt(2100) * 2^-24.
@@ -65,6 +67,19 @@ def test_a_row_is_normed_within_the_product(n, k, stored, interpreter):
         assert len(got) == len(some)
         for ours, theirs in zip(got, expected, strict=True):
             assert distance(ours, theirs) < FLOAT32
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("k", [70, 2100])
+def test_the_normed_row_is_kept_for_others(k, apart, interpreter, monkeypatch):
+    """Within two parts of the columns and beyond, by the first tile or a kernel of its own."""
+    if apart:
+        monkeypatch.setattr(gemv, "_WIDE", k)
+        monkeypatch.setattr(gemv, "_LITTLE", 0)
+    x, norm, w = normal(1, k) * 3, normal(k, seed=2) * 0.1, weight(9, k, "block", seed=1)
+    normed, y = normed_and_linear(x, norm, EPS, w)
+    assert distance(normed, rmsnorm_reference(x, norm, EPS)) < FLOAT32
+    assert distance(y, norm_row_linear_reference(x, norm, EPS, w)[0]) < FLOAT32
 
 
 @pytest.mark.parametrize("stored", STORED)
