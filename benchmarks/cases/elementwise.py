@@ -131,7 +131,7 @@ def _rotation(s: Setting, tokens: int) -> tuple[Tensor, Tensor, tuple[Tensor, Te
 
 
 def norm_rope_write(s: Setting, tokens: int) -> Case:
-    """Return tokens scattered over three slots, the fourth and every seventh after it padding; q is a view."""
+    """Return tokens in three slots, the fourth and every seventh after it padding; q is a view."""
     (q, k, angles), weights = _rotation(s, tokens), (s.normal(s.head_dim), s.normal(s.head_dim))
     v, shape = s.normal(tokens, s.kv_heads, s.head_dim), (4, s.places, s.kv_heads, s.head_dim)
     wholes = s.normal(*shape), s.normal(*shape)

@@ -9,8 +9,9 @@ way in shared memory. Those of the second have the same rows of all experts, and
 the first still runs.
 
 Source and rounding: see moe and routing.
-Trap: the second kernel reads the logits before it waits for the first. So the first lets it start
-only when it has itself waited for them.
+Trap: the second kernel reads logits and residual before it waits for the first. So the first lets
+it start only when it has itself waited: by then all kernels before it have finished. They are read
+past the nearest cache, which may hold what stood there in an earlier layer.
 
 Shape letters: k routed experts, E their number, H hidden, F inner size.
 """
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.gemv import rounded, silu_times, x_part
+from runtime.kernels.gemv import rounded, silu_times
 from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 from runtime.kernels.routing import likeliest, order_keys, take_best
+from runtime.kernels.row_parts import x_part
 
 if TYPE_CHECKING:
     from torch import Tensor

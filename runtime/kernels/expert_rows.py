@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.kernels.gemv import (
+from runtime.kernels.gemv import gated_sums, rounded, row_blocks, silu_times
+from runtime.kernels.launch import jit, power_of_two, tl
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.row_parts import (
     add_products,
     finished,
-    gated_sums,
     no_products,
     part_scales,
-    rounded,
-    row_blocks,
     row_scales,
-    silu_times,
     weight_part,
     x_part,
 )
-from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -165,7 +165,7 @@ def test_a_package_that_transformers_lacks_for_these_weights_is_named(nano, monk
         raise ImportError("`kernels` is not installed")
 
     monkeypatch.setattr("qwen35_convert.peers._transformers_ms", lacking)
-    with pytest.raises(MissingError, match="cannot run .*`kernels` is not installed"):
+    with pytest.raises(MissingError, match=r"cannot run .*`kernels` is not installed"):
         api.bench(nano, api.Sweep((16,), (), 12, "cpu", peer="transformers"))
 
 
