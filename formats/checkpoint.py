@@ -76,6 +76,7 @@ class Checkpoint:
     gguf   the tensors come from GGUF files
     name   what people call the model: the folder's name, or the repository's
     remote what reads the bytes, if the files are not on this machine
+    strays those of the notes that name files and copies of tensors which are not used
     """
 
     folder: Path
@@ -88,7 +89,13 @@ class Checkpoint:
     gguf: bool = False
     name: str = ""
     remote: Remote | None = None
+    strays: list[str] = field(default_factory=list)
     _touched: int = field(default=0, init=False, repr=False)
+
+    def add_strays(self, strays: list[str]) -> None:
+        """Note what is there and not used."""
+        self.strays += strays
+        self.notes += strays
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Return every tensor by its stored name."""
@@ -212,7 +219,7 @@ def _open(path: Path) -> Checkpoint:
     opened = assemble(folder, config, files, index)
     strays = sorted(p.name for p in folder.glob("*.safetensors") if p.name not in files)
     why = "is not in the index; it is not used" if index else "is not used"
-    opened.notes += [f"{name} {why}" for name in strays]
+    opened.add_strays([f"{name} {why}" for name in strays])
     opened.name = folder.resolve().name
     return opened
 
@@ -232,8 +239,10 @@ def assemble(
         for name, file in files.items()
         for stub in file.header.stubs
     ]
-    where, more = _place(files, index)
-    return Checkpoint(folder, config, files, where, index is not None, notes + more)
+    where, strays = _place(files, index)
+    opened = Checkpoint(folder, config, files, where, index is not None, notes)
+    opened.add_strays(strays)
+    return opened
 
 
 def _locate(path: Path) -> tuple[Path, str | None]:

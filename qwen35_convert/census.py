@@ -162,9 +162,8 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
 
 
 def _index(artifact: Checkpoint) -> Iterator[Failure]:
-    for note in artifact.notes:
-        if "is not used" in note or "superseded" in note:
-            yield Failure(INDEX, note)
+    for stray in artifact.strays:
+        yield Failure(INDEX, stray)
     for name, file in artifact.files.items():
         assert isinstance(file, SafetensorsFile), "only safetensors have an index"
         if file.header.metadata.get("format") != "pt":

@@ -109,6 +109,7 @@ def test_the_index_decides_which_copy_is_used(sharded, weights):
         f"{first}: {UP} is superseded by the copy in model-overlay.safetensors",
         "consolidated.safetensors is not in the index; it is not used",
     ]
+    assert source.strays == source.notes
 
 
 def test_a_tensor_the_index_forgets_is_noted_and_not_used(sharded):
