@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,12 @@ class Nodes:
     def kill(self, node_id: str) -> None:
         node = next(node for node in self.nodes if node.node_id == node_id)
         self.nodes.remove(node)
+        # a worker can outlive its raylet for seconds, and answer
+        (raylet,) = node.all_processes["raylet"]
+        for children in Path(f"/proc/{raylet.process.pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         self.cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
