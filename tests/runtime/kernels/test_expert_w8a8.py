@@ -32,16 +32,20 @@ def chosen(counts, k, seed=0):
     return experts[torch.randperm(len(experts), generator=torch.Generator().manual_seed(seed))]
 
 
-@pytest.mark.parametrize(("hidden", "inner"), [(256, 256), (384, 128)])
-def test_a_short_last_block_gives_the_bits_of_a_whole_one(hidden, inner, interpreter, monkeypatch):
-    """777 pairs of 9 experts are cut into blocks of 128.
+@pytest.mark.parametrize(
+    ("counts", "hidden", "inner"), [(COUNTS, 384, 128), ((1, 65, 129), 256, 256)]
+)
+def test_a_short_last_block_gives_the_bits_of_a_whole_one(
+    counts, hidden, inner, interpreter, monkeypatch
+):
+    """777 pairs of 9 experts are cut into blocks of 128, and 195 of 3.
 
     Sums of 128 codes times -1, 0 or 1 are exact, whatever the order that numpy takes.
     """
-    experts = chosen(COUNTS, 3)
+    experts = chosen(counts, 3)
     x, weights = normal(len(experts), hidden), normal(*experts.shape, seed=1).softmax(-1)
-    gate_up = signs(len(COUNTS), 2 * inner, hidden)
-    down = signs(len(COUNTS), hidden, inner, seed=2)
+    gate_up = signs(len(counts), 2 * inner, hidden)
+    down = signs(len(counts), hidden, inner, seed=2)
     args = x, gate_up, down, weights, experts
     got = moe_experts(*args)
     monkeypatch.setattr(expert_w8a8, "_TAIL", 128)
