@@ -1,8 +1,9 @@
-"""Shared by all tests: poison for torch.empty, golden files, one CPU thread."""
+"""Shared by all tests: poison for torch.empty, golden files, one CPU thread, Ctrl-C."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NANO = Path(__file__).parent / "data" / "nano-dense"
 

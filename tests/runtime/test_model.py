@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
-from runtime.kernels import gemv, moe
+from runtime.kernels import attention_decode, gemv, moe
 from runtime.kernels.expert_sum import add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.launch import interpreting
@@ -313,10 +313,16 @@ def test_the_trained_mtp_head_takes_the_embedding_first(nano):
     assert loss + 1 < wrong_loss
 
 
+def few_programs(monkeypatch):
+    """Leave together what a GPU's multiprocessors would share."""
+    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
+    monkeypatch.setattr(attention_decode, "_PROGRAMS", 8)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
     """In the interpreter: strides of views on fused projections, slots, chunks and steps."""
-    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
+    few_programs(monkeypatch)
     kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     model = load(write(tmp_path, moe=True, num_experts=3, **kinds))
     ids = some_ids(5, model)
@@ -335,6 +341,7 @@ def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
         seen.append(pairs.k)
         return add_pairs_rmsnorm(pairs, *rest)
 
+    few_programs(monkeypatch)
     monkeypatch.setattr(moe, "_FEW_TOKENS", 2)
     monkeypatch.setattr(model_module, "add_pairs_rmsnorm", counted)
     kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
