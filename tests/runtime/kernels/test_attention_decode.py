@@ -31,10 +31,14 @@ def pools(kv_heads, head_dim):
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "kv_heads", "head_dim"), [(6, 2, 32), (3, 3, 24), (17, 1, 16)]
+    ("num_heads", "kv_heads", "head_dim", "programs"),
+    [(6, 2, 32, 24), (3, 3, 24, 24), (17, 1, 16, 264)],
 )
-def test_the_kernel_puts_the_parts_together(num_heads, kv_heads, head_dim, interpreter):
+def test_the_kernel_puts_the_parts_together(
+    num_heads, kv_heads, head_dim, programs, interpreter, monkeypatch
+):
     """Up to 64 parts of the context: with one token most are empty, with 400 thirteen have keys."""
+    monkeypatch.setattr(module, "_PROGRAMS", programs)
     q, gate = heads(4, num_heads, head_dim)
     k, v = pools(kv_heads, head_dim)
     args = q, gate, k, v, torch.tensor([3, -1, 0, 2]), torch.tensor([400, 9, 1, 65])
@@ -86,7 +90,8 @@ def test_what_this_step_writes_is_read_only_after_the_wait(interpreter, monkeypa
     assert distance(got, expected) < FLOAT32
 
 
-def test_what_lies_beyond_a_context_is_not_seen(interpreter):
+def test_what_lies_beyond_a_context_is_not_seen(interpreter, monkeypatch):
+    monkeypatch.setattr(module, "_PROGRAMS", 24)
     q, gate = heads(2, 4, 24)
     slots, lengths = torch.tensor([3, 0]), torch.tensor([64, 63])
     clean = pools(2, 24)
@@ -97,8 +102,9 @@ def test_what_lies_beyond_a_context_is_not_seen(interpreter):
     assert distance(attention_decode(q, gate, *dirty, slots, lengths), expected) < FLOAT32
 
 
-def test_large_scores_do_not_overflow(interpreter):
+def test_large_scores_do_not_overflow(interpreter, monkeypatch):
     """Differences of a few hundred: the softmax is then all on one key."""
+    monkeypatch.setattr(module, "_PROGRAMS", 24)
     (q, gate), (k, v) = heads(3, 2, 16), pools(1, 16)
     args = 100 * q, gate, k, v, torch.tensor([3, 0, 1]), torch.tensor([300, 70, 2])
     assert distance(attention_decode(*args), attention_decode_reference(*args)) < 1e2 * FLOAT32
