@@ -164,7 +164,7 @@ def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
     if options.check_only or not verdict["passed"]:
         return [{"what": "check", "model": name, **verdict}]
     with alone(options.lock):
-        return timed(name, card, options)
+        return timed(name, random_model(CONFIGS[size](), device, dtype, fp8=fp8), card, options)
 
 
 @contextmanager
@@ -178,12 +178,9 @@ def alone(lock: Path | None) -> Iterator[None]:
         yield
 
 
-def timed(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
+def timed(name: str, model: Model, card: Card, options: Any) -> list[dict[str, Any]]:
     """Return the lines of a model that has passed its check."""
-    size, kind = name.rsplit("-", 1)
-    fp8, device = kind == "fp8", options.device
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = random_model(CONFIGS[size](), device, dtype, fp8=fp8)
+    fp8, device = name.endswith("-fp8"), options.device
     config, lines, tiny = model.config, [], device == "cpu"
     context = 40 if tiny else CONTEXT
     for batch in BATCHES if "decode" in options.only else ():

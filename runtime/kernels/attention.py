@@ -121,32 +121,18 @@ def soften(s, scale, top, total):
 
 
 @jit
-def add_tile(o, top, total, q, k, v, place, last, scale, MASKED: tl.constexpr):
-    """Return (o, top, total) with the keys at `place` added: one step of the online softmax.
+def add_tile(o, top, total, q, k, v, place, end, scale):
+    """Return (o, top, total) with the keys at `place`, below `end`, added: online softmax.
 
     o       [rows, BLOCK_D] sum of exp2(score - top) * v
     top     [rows] the largest score so far, at first a finite low; total [rows] the sum of
             exp2(score - top)
-    last    [rows] the last place each row may see, if MASKED
     """
     s = tl.dot(operand(q), tl.trans(operand(k)), input_precision="ieee")
-    if MASKED:
-        s = tl.where(place[None, :] <= last[:, None], s, -float("inf"))
+    s = tl.where((place < end)[None, :], s, -float("inf"))
     p, top, total, shrink = soften(s, scale, top, total)
     o = tl.dot(operand(p.to(v.dtype)), operand(v), o * shrink[:, None], input_precision="ieee")
     return o, top, total
-
-
-@jit
-def attend_tile(
-    o, top, total, q, k_head, v_head, place, last, limit, row, scale,
-    HEAD: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Return `add_tile` of what lies in the pools; no key from `limit` on is read, if MASKED."""
-    known = (place < limit) if MASKED else (place >= 0)
-    k = load_tile(k_head, place, known, 0.0, row, HEAD, o.shape[1])
-    v = load_tile(v_head, place, known, 0.0, row, HEAD, o.shape[1])
-    return add_tile(o, top, total, q, k, v, place, last, scale, MASKED)
 
 
 @jit

@@ -25,7 +25,6 @@ import torch
 from runtime.kernels.attention import (
     LOG2_E,
     add_tile,
-    attend_tile,
     attention_prefill_reference,
     check,
     gated,
@@ -149,11 +148,27 @@ def part_bounds(part, length, PARTS: tl.constexpr, GRAIN: tl.constexpr):
 
 
 @jit
-def store_part(part_o, part_max, part_sum, o, top, total, b, head, part, num_heads, inside,
-               PARTS: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """Store the sums of one part, [BLOCK_G, BLOCK_D] and [BLOCK_G], for the heads inside [, 1]."""
+def add_part(
+    o, top, total, q, k, v, keys, values, first, end, row, scale,
+    part_o, part_max, part_sum, b, head, part, num_heads, inside,
+    PARTS: tl.constexpr, HEAD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Add one part, whose first tile is k and v, to (o, top, total); store it for the heads inside.
+
+    keys, values  where the further tiles are; STAGES 0: there are none
+    """
+    BLOCK_L: tl.constexpr = k.shape[0]
+    BLOCK_D: tl.constexpr = k.shape[1]
+    place = first + tl.arange(0, BLOCK_L)
+    o, top, total = add_tile(o, top, total, q, k, v, place, end, scale)
+    if STAGES > 0:
+        for start in tl.range(first + BLOCK_L, end, BLOCK_L, num_stages=STAGES):
+            place = start + tl.arange(0, BLOCK_L)
+            k = load_tile(keys, place, place < end, 0.0, row, HEAD, BLOCK_D)
+            v = load_tile(values, place, place < end, 0.0, row, HEAD, BLOCK_D)
+            o, top, total = add_tile(o, top, total, q, k, v, place, end, scale)
     at = (b * num_heads + head) * PARTS + part
-    d = tl.arange(0, o.shape[1])[None, :]
+    d = tl.arange(0, BLOCK_D)[None, :]
     tl.store(part_o + at[:, None] * HEAD + d, o, mask=inside[:, None] & (d < HEAD))
     tl.store(part_max + at, top, mask=inside)
     tl.store(part_sum + at, total, mask=inside)
@@ -187,20 +202,13 @@ def _decode_kernel(
     new = (place < end) & (place >= length - late)
     k = load_tile(k_head, place, new, k, row, HEAD, BLOCK_D)
     v = load_tile(v_head, place, new, v, row, HEAD, BLOCK_D)
-    last = tl.zeros((BLOCK_G,), tl.int32) + end - 1
     o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     top = tl.full((BLOCK_G,), -1e38, tl.float32)
     total = tl.zeros((BLOCK_G,), tl.float32)
-    o, top, total = add_tile(o, top, total, q_Gd, k, v, place, last, scale, MASKED=True)
-    if STAGES > 0:
-        for key in tl.range(first + BLOCK_L, end, BLOCK_L, num_stages=STAGES):
-            o, top, total = attend_tile(
-                o, top, total, q_Gd, k_head, v_head,
-                key + tl.arange(0, BLOCK_L), last, end, row, scale, HEAD=HEAD, MASKED=True,
-            )  # fmt: skip
-    store_part(
-        part_o, part_max, part_sum, o, top, total, b, head, part, num_heads, g < GROUP, PARTS, HEAD
-    )
+    add_part(
+        o, top, total, q_Gd, k, v, k_head, v_head, first, end, row, scale,
+        part_o, part_max, part_sum, b, head, part, num_heads, g < GROUP, PARTS, HEAD, STAGES,
+    )  # fmt: skip
 
 
 @jit

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.kernels.attention import LOG2_E, add_tile, attend_tile, check, load_tile
+from runtime.kernels.attention import LOG2_E, check, load_tile
 from runtime.kernels.attention_decode import (
     Parts,
+    add_part,
     attention_decode_reference,
     part_bounds,
-    store_part,
 )
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -145,14 +145,7 @@ def _step_kernel(
     top = tl.where(newest, score, -1e38)
     total = tl.zeros((BLOCK_G,), tl.float32) + tl.where(newest, 1.0, 0.0)
     o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32) + v_d.to(tl.float32)
-    last = tl.zeros((BLOCK_G,), tl.int32) + end - 1
-    o, top, total = add_tile(o, top, total, q_Gd, k_Ld, v_Ld, place, last, scale, MASKED=True)
-    if STAGES > 0:
-        for key in tl.range(first + BLOCK_L, end, BLOCK_L, num_stages=STAGES):
-            o, top, total = attend_tile(
-                o, top, total, q_Gd, keys, values,
-                key + tl.arange(0, BLOCK_L), last, end, row, scale, HEAD=HEAD, MASKED=True,
-            )  # fmt: skip
-    store_part(
-        part_o, part_max, part_sum, o, top, total, b, head, part, num_heads, g < GROUP, PARTS, HEAD
-    )
+    add_part(
+        o, top, total, q_Gd, k_Ld, v_Ld, keys, values, first, end, row, scale,
+        part_o, part_max, part_sum, b, head, part, num_heads, g < GROUP, PARTS, HEAD, STAGES,
+    )  # fmt: skip
