@@ -36,12 +36,13 @@ from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import Weight, linear
+from runtime.kernels.gemm_fp8 import Weight, codes_for, linear
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.qkv_write import norm_rope_write
+from runtime.kernels.quantize_rows import Codes
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
 from runtime.state import Batch, Pools
@@ -187,11 +188,13 @@ def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> 
     return add_norm(x, update, weight, eps)[0]
 
 
-def add_norm(x: Tensor, update: Update, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return (norm(x + update), x + update)."""
+def add_norm(
+    x: Tensor, update: Update, weight: Tensor, eps: float, codes: Codes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (norm(x + update), x + update); codes is filled with those of the norm."""
     if isinstance(update, Pairs):
-        return add_pairs_rmsnorm(update, x, weight, eps)
-    return add_rmsnorm(update, x, weight, eps)
+        return add_pairs_rmsnorm(update, x, weight, eps, codes)
+    return add_rmsnorm(update, x, weight, eps, codes)
 
 
 def decoder_layer(
@@ -200,20 +203,22 @@ def decoder_layer(
     """Return (x, update): the residual stream after the layer is their sum.
 
     The last addition, and that of a token's experts, is left to the next norm, which does it in the
-    same kernel.
+    same kernel. A norm's kernel also quantises, where the products that follow take codes.
     """
     if update is None and len(x) == 1 and use_triton(x):
         return one_row_layer(x, layer, pools, context), None
-    eps = context.config.eps
+    eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
+    codes = codes_for(mixer.qkvz if isinstance(mixer, Gdn) else mixer.qkv, x)
     if update is None:
-        normed = rmsnorm(x, layer.input_norm, eps)
+        normed = rmsnorm(x, layer.input_norm, eps, codes)
     else:
-        normed, x = add_norm(x, update, layer.input_norm, eps)
-    mixed = mix(normed, layer.mixer, pools, context)
-    normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps)
-    if isinstance(layer.feed_forward, MoeWeights):
-        return x, moe_terms(normed, layer.feed_forward, context.config.sizes["TOPK"])
-    return x, feed_forward(normed, layer.feed_forward, context.config)
+        normed, x = add_norm(x, update, layer.input_norm, eps, codes)
+    mixed = mix(normed, mixer, pools, context, codes)
+    codes = codes_for(weights.gate_up, x)
+    normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps, codes)
+    if isinstance(weights, MoeWeights):
+        return x, moe_terms(normed, weights, context.config.sizes["TOPK"], codes)
+    return x, mlp(normed, weights.gate_up, weights.down, codes)
 
 
 def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Tensor:
@@ -234,11 +239,16 @@ def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Te
     return row_linear(row_gated(x, weights.gate_up, layer.post_norm, eps), weights.down, x)
 
 
-def mix(x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context) -> Tensor:
-    """Return what the layer's mixer makes of normed x [T, H]; the pools move on."""
+def mix(
+    x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context, codes: Codes | None = None
+) -> Tensor:
+    """Return what the layer's mixer makes of normed x [T, H]; the pools move on.
+
+    codes  those of x, if there are any
+    """
     if isinstance(mixer, Gdn):
-        return gdn(x, mixer, pools, context)
-    return attention(x, mixer, pools, context)
+        return gdn(x, mixer, pools, context, codes)
+    return attention(x, mixer, pools, context, codes)
 
 
 def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
@@ -248,9 +258,9 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
     return moe_block(x, weights, config.sizes["TOPK"])
 
 
-def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
+def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
-    heads = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context)
+    heads = rule_heads(linear(x, w.qkvz, codes), linear(x, w.ba, codes), w, pools, context)
     return linear(heads.flatten(1), w.out)
 
 
@@ -282,9 +292,11 @@ def rule_of(w: Gdn, config: Config) -> Rule:
     return Rule(w.conv, w.A_log, w.dt_bias, w.norm, keys, values, config.eps)
 
 
-def attention(x: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
+def attention(
+    x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | None = None
+) -> Tensor:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
-    return linear(attention_heads(linear(x, w.qkv), w, pools, context), w.out)
+    return linear(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
 
 
 def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:

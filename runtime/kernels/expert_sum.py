@@ -20,10 +20,13 @@ import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.quantize_rows import room_of, store_codes
 from runtime.kernels.rmsnorm import add_rmsnorm_reference, zero_centred
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from runtime.kernels.quantize_rows import Codes
 
 _THREAD = 8  # numbers of a row that a thread of the fused kernel loads at once: 16 bytes
 
@@ -69,25 +72,28 @@ def add_pairs_rmsnorm_reference(
 
 
 def add_pairs_rmsnorm(
-    pairs: Pairs, residual_TH: Tensor, weight_H: Tensor, eps: float
+    pairs: Pairs, residual_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (the RMSNorm of sum + residual, sum + residual), both [T, H] in the model dtype.
 
     residual_TH  [T, H] in the rows' dtype, rows contiguous in themselves; not changed
     weight_H     [H] float, stored as w: the factor is 1 + w
+    codes        room for those of the norm, filled too; only on a GPU
     """
     assert residual_TH.shape == _shape(pairs), "rows and residual must have one shape"
     assert residual_TH.dtype == pairs.rows.dtype, "rows and residual must have one dtype"
     assert residual_TH.stride(1) == 1, "the residual's rows must be contiguous"
     assert weight_H.shape == residual_TH.shape[1:], "one weight for each element of a row"
     assert weight_H.is_contiguous(), "the weight must be contiguous"
+    assert codes is None or use_triton(residual_TH), "only the kernel writes codes"
     if not use_triton(residual_TH):
         return add_pairs_rmsnorm_reference(pairs, residual_TH, weight_H, eps)
     num_tokens, hidden = residual_TH.shape
     y_TH = pairs.rows.new_empty((num_tokens, hidden))
     total_TH, block = torch.empty_like(y_TH), power_of_two(hidden)
     _sum_norm_kernel[(num_tokens,)](
-        pairs.rows, residual_TH, weight_H, y_TH, total_TH, hidden, residual_TH.stride(0), eps,
+        pairs.rows, residual_TH, weight_H, y_TH, *room_of(codes, residual_TH), total_TH, hidden,
+        residual_TH.stride(0), eps,
         TOP=pairs.k, BLOCK=block, num_warps=min(max(block // (32 * _THREAD), 1), 16), **early(),
     )  # fmt: skip
     return y_TH, total_TH
@@ -119,7 +125,7 @@ def _sum_kernel(rows, y, H, TOP: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def _sum_norm_kernel(
-    rows, residual, weight, y, total, H, residual_row, eps,
+    rows, residual, weight, y, codes, codes_scale, height, total, H, residual_row, eps,
     TOP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     start_next()
@@ -131,5 +137,6 @@ def _sum_norm_kernel(
     w_H = tl.load(weight + i, mask=inside, other=0.0)
     sum_H = (row_sum(rows, t, i, inside, H, TOP, BLOCK) + r_H).to(total.dtype.element_ty)
     tl.store(total + t * H + i, sum_H, mask=inside)
-    y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps)
-    tl.store(y + t * H + i, y_H.to(y.dtype.element_ty), mask=inside)
+    y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
+    tl.store(y + t * H + i, y_H, mask=inside)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, t, H, BLOCK)

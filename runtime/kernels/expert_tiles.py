@@ -27,6 +27,7 @@ from runtime.kernels.weight import BLOCK
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.kernels.quantize_rows import Codes
     from runtime.kernels.weight import Stored
 
 _MOST_PAIRS = 64  # with 128, tiles of two sums spill registers
@@ -34,11 +35,12 @@ _MOST_PAIRS = 64  # with 128, tiles of two sums spill registers
 
 def grouped(
     x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor,
-    *, quantise: bool,
+    *, quantise: bool, x_codes: Codes | None = None,
 ) -> Pairs:  # fmt: skip
     """Return the weighted outputs of each token's experts.
 
     quantise  x and the inner activations too
+    x_codes   those of x in groups of 128, if there are any
     """
     num_tokens, k = experts_Tk.shape
     num_experts, hidden, inner = down.values.shape
@@ -47,7 +49,8 @@ def grouped(
     block = min(block_of_rows(num_tokens * k // num_experts), most)
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
     if codes:
-        return Pairs(w8a8_pairs(x_TH, gate_up, down, weights_Tk, order_P, blocks_B3, block), k)
+        blocks = order_P, blocks_B3, block
+        return Pairs(w8a8_pairs(x_TH, gate_up, down, weights_Tk, *blocks, x_codes), k)
     num_blocks = blocks_B3.shape[0]
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     x, x_scale = _activations(x_TH, gate_up, quantise=quantise)

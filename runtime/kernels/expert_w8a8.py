@@ -35,6 +35,7 @@ from runtime.kernels.weight import BLOCK
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.kernels.quantize_rows import Codes
     from runtime.kernels.weight import Stored
 
 
@@ -53,21 +54,22 @@ def most_pairs(inner: int) -> int:
 
 def w8a8_pairs(
     x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor,
-    order_P: Tensor, blocks_B3: Tensor, block: int,
+    order_P: Tensor, blocks_B3: Tensor, block: int, codes: Codes | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the weighted output of each pair [P, H], in the order of pairs.
 
+    codes  those of x in groups of 128, if there are any
     order_P, blocks_B3, block  as `expert_blocks` gives them
     """
-    (num_tokens, k), (_, hidden, inner) = weights_Tk.shape, down.values.shape
-    num_pairs, num_blocks, tail = num_tokens * k, blocks_B3.shape[0], min(_TAIL, block)
-    x, x_scale = quantize_rows(x_TH, BLOCK)
+    k, (_, hidden, inner) = weights_Tk.shape[1], down.values.shape
+    num_pairs, num_blocks, tail = weights_Tk.numel(), blocks_B3.shape[0], min(_TAIL, block)
+    x, x_scale = codes or quantize_rows(x_TH, BLOCK)
     codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
     scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
     out_PH = x_TH.new_empty((num_pairs, hidden))
     _gate_up_kernel[(num_blocks, inner // BLOCK)](
         x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
-        num_tokens, hidden, inner, num_pairs, *gate_up.scale_strides[:2],
+        x_scale.stride(1), hidden, inner, num_pairs, *gate_up.scale_strides[:2],
         TOP=k, BLOCK_M=block, TAIL=tail,
     )  # fmt: skip
     _down_kernel[(num_blocks,)](
@@ -84,7 +86,7 @@ def w8a8_pairs(
 )
 @jit
 def _gate_up_kernel(
-    x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, T, H, F, P,
+    x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, x_group, H, F, P,
     scale_expert, scale_row,
     TOP: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
@@ -95,19 +97,19 @@ def _gate_up_kernel(
     if TAIL < BLOCK_M and end - first <= TAIL:
         _gate_up_tile(
             x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-            like, T, H, F, P, scale_expert, scale_row, TOP, TAIL,
+            like, x_group, H, F, P, scale_expert, scale_row, TOP, TAIL,
         )  # fmt: skip
         return
     _gate_up_tile(
         x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-        like, T, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
+        like, x_group, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
     )  # fmt: skip
 
 
 @jit
 def _gate_up_tile(
     x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-    like, T, H, F, P,
+    like, x_group, H, F, P,
     scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     place = first + tl.arange(0, BLOCK_M)
@@ -129,7 +131,7 @@ def _gate_up_tile(
     for g in range(0, groups):
         x_MK = operand(tl.load(x_rows + g * 128))
         after = tl.minimum(g + 1, groups - 1)
-        next_M = tl.load(x_scale + after * T + t)
+        next_M = tl.load(x_scale + after * x_group + t)
         next_gate, next_up = tl.load(s_gate + after), tl.load(s_up + after)
         product = tl.dot(x_MK, operand(tl.load(w_rows + g * 128)))
         gate += product * (s_M * gate_s.to(tl.float32))[:, None]

@@ -23,7 +23,12 @@ from torch import Tensor
 
 from runtime.kernels.gemv import row_linear
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl, use_triton
-from runtime.kernels.quantize_rows import quantize_rows, quantize_rows_reference
+from runtime.kernels.quantize_rows import (
+    MULTIPLE,
+    Codes,
+    quantize_rows,
+    quantize_rows_reference,
+)
 from runtime.kernels.weight import (
     BLOCK,
     FEW_ROWS,
@@ -35,6 +40,7 @@ from runtime.kernels.weight import (
     linear_fp8_reference,
     product_reference,
     scale_edge,
+    takes_codes,
 )
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "Fp8Weight",
     "Stored",
     "Weight",
+    "codes_for",
     "dequant",
     "dequant_reference",
     "linear",
@@ -52,11 +59,11 @@ __all__ = [
     "linear_fp8_reference",
     "linear_reference",
     "scale_edge",
+    "takes_codes",
 ]
 
 _DECODED_ROWS = 512
 _PROGRAMS = 512  # four for each of the 132 multiprocessors of an H100
-MULTIPLE = 16
 
 
 def linear_fp8_dynamic_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -77,15 +84,24 @@ def linear_reference(x_MK: Tensor, weight: Weight, batch: int | None = None) -> 
     return product_reference(x_MK, weight)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
+def codes_for(weight: object, x_MK: Tensor) -> Codes | None:
+    """Return room for the codes of the rows x if `linear` with this weight takes them."""
+    num_rows, k = x_MK.shape
+    return Codes.room(num_rows, k, x_MK.device) if takes_codes(weight, x_MK) else None
+
+
+def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     """Return x @ weight.T [..., N] in x's dtype, whatever the weight is stored in.
 
     x       [..., K]
     weight  [N, K] in x's dtype, or an Fp8Weight
+    codes   those of x, from room of `codes_for`, if there are any: x is not quantised again
     """
     x_MK = x.reshape(-1, x.shape[-1])
     if x_MK.shape[0] == 1 and use_triton(x):
         y_MN = row_linear(x_MK.contiguous(), weight)
+    elif codes is not None and takes_codes(weight, x_MK):
+        y_MN = linear_codes(*codes, weight.codes, weight.scale, x.dtype)[: x_MK.shape[0]]
     elif not isinstance(weight, Fp8Weight):
         return F.linear(x, weight)
     else:

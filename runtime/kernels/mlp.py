@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
-from runtime.kernels.gemm_fp8 import MULTIPLE, linear, linear_codes, linear_reference
+from runtime.kernels.gemm_fp8 import linear, linear_codes, linear_reference, takes_codes
 from runtime.kernels.gemv import row_gated, silu_times
 from runtime.kernels.launch import jit, tl, use_triton
-from runtime.kernels.quantize_rows import quantized
-from runtime.kernels.weight import BLOCK, Fp8Weight
+from runtime.kernels.quantize_rows import Codes, quantized
+from runtime.kernels.weight import BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,60 +66,54 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     return out_TF
 
 
-def gated_linear(x_TH: Tensor, gate_up: Weight) -> Tensor:
+def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> Tensor:
     """Return silu(gate) * up [T, F] of [gate | up] = x gate_up^T.
 
     x_TH     [T, H] model dtype, contiguous
     gate_up  [2F, H], gate rows first
+    codes    those of x, if there are any
     """
     if x_TH.shape[0] == 1 and use_triton(x_TH):
         return row_gated(x_TH, gate_up)
-    return silu_mul(linear(x_TH, gate_up))
+    return silu_mul(linear(x_TH, gate_up, codes))
 
 
-def mlp(x_TH: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
     """Return down(silu(gate) * up) [T, H].
 
     x_TH           [T, H] model dtype, contiguous
     gate_up, down  [2F, H], gate rows first, and [H, F]
+    codes          those of x, if there are any
     """
-    if not _quantised_inside(x_TH, down):
-        return linear(gated_linear(x_TH, gate_up), down)
-    assert isinstance(down, Fp8Weight), "only FP8 weights quantise their inputs"
-    codes, scale = silu_mul_quantised(linear(x_TH, gate_up))
-    return linear_codes(codes, scale, down.codes, down.scale, x_TH.dtype)[: x_TH.shape[0]]
+    if not takes_codes(down, x_TH):
+        return linear(gated_linear(x_TH, gate_up, codes), down)
+    inner = silu_mul_quantised(linear(x_TH, gate_up, codes))
+    return linear_codes(*inner, down.codes, down.scale, x_TH.dtype)[: x_TH.shape[0]]
 
 
-def _quantised_inside(x_TH: Tensor, down: Weight) -> bool:
-    """Return whether `down` takes its input in groups of 128 codes."""
-    if not isinstance(down, Fp8Weight) or not use_triton(x_TH):
-        return False
-    by_block = down.scale.shape[-1] > 1 or down.shape[-1] <= BLOCK
-    return down.quantises(x_TH.shape[0]) and by_block and down.shape[-1] % BLOCK == 0
-
-
-def silu_mul_quantised(gate_up_T2F: Tensor) -> tuple[Tensor, Tensor]:
+def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:
     """Return `quantize_rows` of `silu_mul`, groups of 128 and rows in sixteens, on a GPU.
 
     gate_up_T2F  [T, 2F] contiguous, F a multiple of 128
     """
     num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
-    height = -(-num_tokens // MULTIPLE) * MULTIPLE
-    codes = gate_up_T2F.new_empty((height, inner), dtype=torch.float8_e4m3fn)
-    scale_GT = gate_up_T2F.new_empty((inner // BLOCK, height), dtype=torch.float32)
+    codes = Codes.room(num_tokens, inner, gate_up_T2F.device)
     _silu_mul_quantised_kernel[(-(-num_tokens // _ROWS), inner // BLOCK)](
-        gate_up_T2F, codes, scale_GT, num_tokens, inner, height, ROWS=_ROWS, num_warps=4
+        gate_up_T2F, *codes, num_tokens, inner, codes.scale.stride(1), ROWS=_ROWS, num_warps=4
     )
-    return codes, scale_GT.T
+    return codes
 
 
-def shared_expert(x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor) -> Tensor:
+def shared_expert(
+    x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor, codes: Codes | None = None
+) -> Tensor:
     """Return sigmoid(x gate^T) * mlp(x) [T, H].
 
     gate           [1, H], `shared_expert_gate`: one number for each token
     gate_up, down  [2S, H] and [H, S]; S is the shared expert's own size
+    codes          those of x, if there are any
     """
-    return torch.sigmoid(linear(x_TH, gate)) * mlp(x_TH, gate_up, down)
+    return torch.sigmoid(linear(x_TH, gate)) * mlp(x_TH, gate_up, down, codes)
 
 
 @jit

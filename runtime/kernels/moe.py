@@ -35,6 +35,7 @@ from runtime.kernels.gemm_fp8 import linear, linear_reference
 from runtime.kernels.gemv import normed_and_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import shared_expert, silu_mul_reference
+from runtime.kernels.quantize_rows import Codes
 from runtime.kernels.rmsnorm import rmsnorm
 from runtime.kernels.routing import (
     route,
@@ -110,16 +111,23 @@ def moe_block(x_TH: Tensor, weights: MoeWeights, k: int) -> Tensor:
     return _total(moe_terms(x_TH, weights, k))
 
 
-def moe_terms(x_TH: Tensor, weights: MoeWeights, k: int) -> Tensor | Pairs:
-    """Return `moe_block`, or what is still to be summed where a kernel can do that with more."""
+def moe_terms(
+    x_TH: Tensor, weights: MoeWeights, k: int, codes: Codes | None = None
+) -> Tensor | Pairs:
+    """Return `moe_block`, or what is still to be summed where a kernel can do that with more.
+
+    codes  those of x, from room of `codes_for` gate_up, if there are any
+    """
     logits = router_logits(x_TH, weights.router)
     stacks = weights.gate_up, weights.down
     if weights.shared_gate_up is None:
-        return expert_terms(x_TH, *stacks, *route_absorbed(logits, k))
+        return expert_terms(x_TH, *stacks, *route_absorbed(logits, k), codes)
     assert weights.shared_gate is not None, "a shared expert of its own has a gate"
     assert weights.shared_down is not None, "a shared expert of its own has a down projection"
-    shared = shared_expert(x_TH, weights.shared_gate_up, weights.shared_down, weights.shared_gate)
-    return moe_experts(x_TH, *stacks, *route(logits, k)) + shared
+    shared = shared_expert(
+        x_TH, weights.shared_gate_up, weights.shared_down, weights.shared_gate, codes
+    )
+    return _total(expert_terms(x_TH, *stacks, *route(logits, k), codes)) + shared
 
 
 def _total(terms: Tensor | Pairs) -> Tensor:
@@ -166,9 +174,13 @@ def moe_experts(
 
 
 def expert_terms(
-    x_TH: Tensor, gate_up: Experts, down: Experts, weights_Tk: Tensor, experts_Tk: Tensor
-) -> Tensor | Pairs:
-    """Return `moe_experts`, its arguments too, or for more than a few tokens what it sums."""
+    x_TH: Tensor, gate_up: Experts, down: Experts, weights_Tk: Tensor, experts_Tk: Tensor,
+    codes: Codes | None = None,
+) -> Tensor | Pairs:  # fmt: skip
+    """Return `moe_experts`, its arguments too, or for more than a few tokens what it sums.
+
+    codes  those of x, if there are any
+    """
     if not use_triton(x_TH):
         return moe_experts_reference(x_TH, gate_up, down, weights_Tk, experts_Tk)
     assert x_TH.is_contiguous(), "x must be contiguous"
@@ -180,4 +192,4 @@ def expert_terms(
     if x_TH.shape[0] <= _FEW_TOKENS:
         return few_tokens(x_TH, up, out, weights, experts)
     quantise = isinstance(gate_up, Fp8Weight) and gate_up.quantises(x_TH.shape[0])
-    return grouped(x_TH, up, out, weights, experts, quantise=quantise)
+    return grouped(x_TH, up, out, weights, experts, quantise=quantise, x_codes=codes)

@@ -12,7 +12,7 @@ Shape letters: M rows (tokens), K columns, G groups of a row, g columns of a gro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -23,6 +23,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST_CODE = 448.0
+GROUP = 128
+MULTIPLE = 16  # of rows, which the tensor cores ask for
+
+
+class Codes(NamedTuple):
+    """What `quantize_rows` makes of rows [M, K].
+
+    codes  [M, K] float8_e4m3fn, M possibly rounded up: what the further rows hold is not defined
+    scale  [M, G] float32, never zero; on a GPU its columns are contiguous
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def room(num_rows: int, columns: int, device: torch.device) -> Codes:
+        """Return room for groups of 128, rows in sixteens: a kernel that makes the rows fills it.
+
+        columns  a multiple of 128
+        """
+        assert columns % GROUP == 0, "columns must come in groups of 128"
+        height = -(-num_rows // MULTIPLE) * MULTIPLE
+        codes = torch.empty((height, columns), dtype=torch.float8_e4m3fn, device=device)
+        scale_GM = torch.empty((columns // GROUP, height), dtype=torch.float32, device=device)
+        return Codes(codes, scale_GM.T)
+
+
+def room_of(codes: Codes | None, x_MK: Tensor) -> tuple[Any, ...]:
+    """Return the arguments of `store_codes` that say where codes of x go, None for nowhere."""
+    if codes is None:
+        return None, None, 0
+    assert codes.codes.shape[1] == x_MK.shape[1], "x and its codes must have one width"
+    assert codes.codes.shape[0] >= x_MK.shape[0], "each row of x needs room for its codes"
+    return *codes, codes.scale.stride(1)
 
 
 def quantize_rows_reference(x_MK: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +72,7 @@ def quantize_rows_reference(x_MK: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return codes.to(torch.float8_e4m3fn).view(m, -1)[:, :k].contiguous(), scale
 
 
-def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
+def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> Codes:
     """Return (codes, scale): each `group` columns of each row in E4M3 with a scale amax / 448.
 
     x_MK      [M, K] float, rows contiguous in themselves; K need not be a multiple of `group`
@@ -48,7 +82,7 @@ def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> tuple[Tensor, 
     """
     assert x_MK.stride(1) == 1, "rows must be contiguous"
     if not use_triton(x_MK):
-        return quantize_rows_reference(x_MK, group)
+        return Codes(*quantize_rows_reference(x_MK, group))
     m, k = x_MK.shape
     num_groups, cols, height = -(-k // group), power_of_two(group), -(-m // multiple) * multiple
     codes = torch.empty((height, k), dtype=torch.float8_e4m3fn, device=x_MK.device)
@@ -58,7 +92,7 @@ def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> tuple[Tensor, 
         x_MK, codes, scale_GM, m, k, x_MK.stride(0), height,
         GROUP=group, ROWS=rows, COLS=cols, num_warps=8 if cols > 4096 else 4,
     )  # fmt: skip
-    return codes, scale_GM.T
+    return Codes(codes, scale_GM.T)
 
 
 @jit
@@ -84,6 +118,20 @@ def quantized(x_MK, codes):
     s = tl.where(s > 0, s, 1.0)
     scaled = _divided(x_MK, s)
     return tl.minimum(tl.maximum(scaled, -448.0), 448.0).to(codes.dtype.element_ty), s
+
+
+@jit
+def store_codes(x_K, codes, scale, height, m, K, BLOCK: tl.constexpr):
+    """Store what `quantize_rows` makes of row m in groups of 128; where codes is None, nothing.
+
+    x_K     float32 numbers of the model dtype, zero beyond K; K and BLOCK multiples of 128
+    height  rows for which there is room
+    """
+    if codes is not None:
+        i, g = tl.arange(0, BLOCK), tl.arange(0, BLOCK // 128)
+        q_Gg, s_G = quantized(tl.reshape(x_K, (BLOCK // 128, 128)), codes)
+        tl.store(codes + m * K + i, tl.reshape(q_Gg, (BLOCK,)), mask=i < K)
+        tl.store(scale + g.to(tl.int64) * height + m, s_G, mask=g < K // 128)
 
 
 @jit

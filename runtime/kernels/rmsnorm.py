@@ -8,6 +8,9 @@ Source: Zhang and Sennrich 2019; the Qwen3.5 model code of transformers for the 
 Trap: every norm of the family is zero-centred (1 + w) except `linear_attn.norm`, which is plain.
 Both kinds load with the right shapes.
 
+A product in FP8 reads codes of a norm, not its numbers: the kernels write what `quantize_rows` in
+groups of 128 makes of the rounded numbers, to the bit, beside them.
+
 Shape letters: T tokens, H hidden size, V value heads, d value head size.
 """
 
@@ -21,6 +24,7 @@ import torch.nn.functional as F
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.quantize_rows import Codes, room_of, store_codes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,36 +63,40 @@ def gated_rmsnorm_reference(o_TVd: Tensor, z_TVd: Tensor, weight_d: Tensor, eps:
     return (weight_d * normed * F.silu(widen(z_TVd))).to(o_TVd.dtype)
 
 
-def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None) -> Tensor:
     """Return the zero-centred RMSNorm of each row.
 
     x_TH      [T, H] float, rows contiguous in themselves
     weight_H  [H] float, stored as w: the factor is 1 + w
+    codes     room for those of the result, filled too; only on a GPU
     """
     _check_rows(x_TH, weight_H)
+    assert codes is None or use_triton(x_TH), "only the kernel writes codes"
     if not use_triton(x_TH):
         return rmsnorm_reference(x_TH, weight_H, eps)
     y = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
     block = power_of_two(x_TH.shape[1])
     _rmsnorm_kernel[(x_TH.shape[0],)](
-        x_TH, weight_H, y, x_TH.shape[1], x_TH.stride(0), eps, BLOCK=block, num_warps=_warps(block),
-        **early(),
+        x_TH, weight_H, y, *room_of(codes, x_TH), x_TH.shape[1], x_TH.stride(0), eps,
+        BLOCK=block, num_warps=_warps(block, codes), **early(),
     )  # fmt: skip
     return y
 
 
 def add_rmsnorm(
-    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (the RMSNorm of x + residual, x + residual), both [T, H] in x's dtype.
 
     x_TH, residual_TH  [T, H] of one dtype, rows contiguous in themselves; neither is changed
     weight_H           [H] float, stored as w: the factor is 1 + w
+    codes              room for those of the norm, filled too; only on a GPU
     """
     _check_rows(x_TH, weight_H)
     _check_rows(residual_TH, weight_H)
     assert x_TH.dtype == residual_TH.dtype, "x and residual must have one dtype"
     assert x_TH.shape == residual_TH.shape, "x and residual must have one shape"
+    assert codes is None or use_triton(x_TH), "only the kernel writes codes"
     if not use_triton(x_TH):
         return add_rmsnorm_reference(x_TH, residual_TH, weight_H, eps)
     num_rows, hidden = x_TH.shape
@@ -96,8 +104,8 @@ def add_rmsnorm(
     total = torch.empty_like(y)
     block = power_of_two(hidden)
     _add_rmsnorm_kernel[(num_rows,)](
-        x_TH, residual_TH, weight_H, y, total, hidden, x_TH.stride(0), residual_TH.stride(0), eps,
-        BLOCK=block, num_warps=_warps(block), **early(),
+        x_TH, residual_TH, weight_H, y, *room_of(codes, x_TH), total, hidden, x_TH.stride(0),
+        residual_TH.stride(0), eps, BLOCK=block, num_warps=_warps(block, codes), **early(),
     )  # fmt: skip
     return y, total
 
@@ -135,8 +143,9 @@ def _check_rows(x_TH: Tensor, weight_H: Tensor) -> None:
     assert weight_H.is_contiguous(), "the weight must be contiguous"
 
 
-def _warps(block: int) -> int:
-    return min(max(block // 512, 1), 16)
+def _warps(block: int, codes: Codes | None) -> int:
+    # 16 bytes of a row for each thread, two without codes: with them all would change threads first
+    return min(max(block // (512 if codes is None else 256), 1), 16)
 
 
 @jit
@@ -146,21 +155,23 @@ def zero_centred(x, w, num, eps):
 
 
 @jit
-def _rmsnorm_kernel(x, weight, y, H, x_row, eps, BLOCK: tl.constexpr):
+def _rmsnorm_kernel(x, weight, y, codes, codes_scale, height, H, x_row, eps, BLOCK: tl.constexpr):
     start_next()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     w_H = tl.load(weight + i, mask=i < H, other=0.0)
     wait_for_inputs()
     x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
-    y_H = zero_centred(x_H, w_H, H, eps)
-    tl.store(y + row * H + i, y_H.to(y.dtype.element_ty), mask=i < H)
+    y_H = zero_centred(x_H, w_H, H, eps).to(y.dtype.element_ty)
+    tl.store(y + row * H + i, y_H, mask=i < H)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)
 
 
 @jit
 def _add_rmsnorm_kernel(
-    x, residual, weight, y, total, H, x_row, residual_row, eps, BLOCK: tl.constexpr
-):
+    x, residual, weight, y, codes, codes_scale, height, total, H, x_row, residual_row, eps,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     start_next()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -171,8 +182,9 @@ def _add_rmsnorm_kernel(
     r_H = tl.load(residual + row * residual_row + i, mask=inside, other=0.0).to(tl.float32)
     sum_H = (x_H + r_H).to(total.dtype.element_ty)
     tl.store(total + row * H + i, sum_H, mask=inside)
-    y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps)
-    tl.store(y + row * H + i, y_H.to(y.dtype.element_ty), mask=inside)
+    y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
+    tl.store(y + row * H + i, y_H, mask=inside)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)
 
 
 @jit

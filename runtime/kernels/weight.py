@@ -12,7 +12,7 @@ Shape letters: E experts, N outputs, K inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,17 @@ class Stored:
     def scale_strides(self) -> tuple[int, ...]:
         """Return the scale's strides; that of columns is 0 where a row has one scale."""
         return *self.scale.stride()[:-1], int(self.edge > 1)
+
+
+def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
+    """Return whether `linear` on a GPU quantises so many rows as x in groups of 128 columns.
+
+    weight  [N, K] or a stack of them, whatever it is stored in; x need not have K columns
+    """
+    if not isinstance(weight, Fp8Weight) or not use_triton(x_MK):
+        return False
+    by_block = weight.scale.shape[-1] > 1 or weight.shape[-1] <= BLOCK
+    return weight.quantises(x_MK.shape[0]) and by_block and weight.shape[-1] % BLOCK == 0
 
 
 def scale_edge(codes: Tensor, scale: Tensor) -> int:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
-from runtime.kernels import attention_decode, gemv, moe
+from runtime.kernels import attention_decode, expert_w8a8, gemm_fp8, gemv, moe
 from runtime.kernels.expert_sum import add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.launch import interpreting
+from runtime.kernels.quantize_rows import quantize_rows
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.model import draft_states, hidden_states, logits
 from runtime.state import Batch, Span
@@ -202,8 +203,8 @@ PATCHES = {
     "heads tiled": {"gated_delta_prefill": tiled},
     "query and gate as whole halves": {"split_query_gate": whole_halves},
     "norms without + 1": {
-        "rmsnorm": lambda x, w, eps: rmsnorm(x, w - 1, eps),
-        "add_rmsnorm": lambda x, r, w, eps: add_rmsnorm(x, r, w - 1, eps),
+        "rmsnorm": lambda x, w, eps, *codes: rmsnorm(x, w - 1, eps, *codes),
+        "add_rmsnorm": lambda x, r, w, eps, *codes: add_rmsnorm(x, r, w - 1, eps, *codes),
     },
     "delta rule's norm with + 1": {
         "gated_rmsnorm": lambda o, z, w, eps: gated_rmsnorm(o, z, w + 1, eps)
@@ -353,6 +354,35 @@ def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
         got = run(model, ids, pools_for(model), cuts=(), decode=1)
     assert distance(got, expected) < FLOAT32
     assert seen == [model.config.sizes["TOPK"] + 1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+@pytest.mark.parametrize(
+    ("kind", "is_moe", "left"),
+    [("full_attention", False, [(17, 256)]), ("linear_attention", True, [(17, 384)])],
+    ids=["dense attention", "sparse delta rule"],
+)
+def test_norms_that_quantise_change_no_bit(tmp_path, monkeypatch, kind, is_moe, left):
+    """Of a layer only what the mixer's heads return is left to be quantised on its own."""
+    sizes = {"num_experts": 2} if is_moe else {}
+    one = {"num_hidden_layers": 1, "layer_types": [kind]}
+    config = hub_config(moe=is_moe, hidden_size=256, **one, **sizes)
+    folder = write_checkpoint(tmp_path, config, to_fp8(make_weights(config)))
+    model = load(folder, keep_fp8=True, dynamic_fp8=True)
+    ids, quantised = some_ids(17, model), []
+
+    def counted(x, *rest):
+        quantised.append(x.shape)
+        return quantize_rows(x, *rest)
+
+    for module in (gemm_fp8, expert_w8a8):
+        monkeypatch.setattr(module, "quantize_rows", counted)
+    with interpreting():
+        got = full(model, ids)
+        assert quantised == left
+        monkeypatch.setattr(model_module, "codes_for", lambda weight, x: None)
+        assert torch.equal(full(model, ids), got)
+    assert len(quantised) > 2
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from runtime.kernels.expert_sum import (
     summed,
     summed_reference,
 )
+from runtime.kernels.quantize_rows import Codes, quantize_rows
 from runtime.kernels.rmsnorm import add_rmsnorm
 
 EPS = 1e-6
@@ -33,6 +34,21 @@ def test_the_fused_kernel_gives_the_bits_of_one_after_the_other(k, hidden):
     expected_y, expected_total = add_pairs_rmsnorm_reference(pairs, residual, w, EPS)
     assert torch.equal(total, expected_total)
     assert (y - expected_y).abs().max() <= 1e-6 * expected_y.abs().max()
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (17, 640)])
+@pytest.mark.usefixtures("interpreter")
+def test_the_fused_kernel_leaves_codes_of_the_norm(rows, hidden):
+    pairs, w = Pairs(normal(3 * rows, hidden), 3), normal(hidden, seed=2)
+    args, codes = (pairs, normal(rows, hidden, seed=1), w, EPS), Codes.room(rows, hidden, w.device)
+    y, total = add_pairs_rmsnorm(*args, codes)
+    expected_y, expected_total = add_pairs_rmsnorm(*args)
+    assert torch.equal(y, expected_y)
+    assert torch.equal(total, expected_total)
+    expected = quantize_rows(y, 128)
+    got = codes.codes[:rows].view(torch.uint8)
+    assert torch.equal(got, expected.codes.view(torch.uint8))
+    assert torch.equal(codes.scale[:rows], expected.scale)
 
 
 def test_terms_are_added_in_float32_and_rounded_before_the_residual_is_added():

@@ -7,7 +7,8 @@ import torch
 
 from runtime.kernels import expert_tiles, expert_w8a8
 from runtime.kernels.expert_blocks import expert_blocks
-from runtime.kernels.moe import moe_experts, moe_experts_reference
+from runtime.kernels.moe import expert_terms, moe_experts, moe_experts_reference
+from runtime.kernels.quantize_rows import quantize_rows
 from runtime.kernels.weight import Fp8Weight
 
 COUNTS = (0, 1, 63, 64, 65, 127, 128, 129, 200)
@@ -71,3 +72,14 @@ def test_neither_the_order_of_an_experts_pairs_nor_that_of_blocks_changes_a_bit(
     expected = moe_experts(*args)
     monkeypatch.setattr(expert_tiles, "expert_blocks", reordered)
     assert torch.equal(moe_experts(*args), expected)
+
+
+def test_codes_of_x_may_come_with_it_in_more_rows(interpreter):
+    """As a norm leaves them: 133 tokens in room for 144."""
+    experts = chosen((100, 33), 1)
+    x, weights = normal(len(experts), 384), normal(*experts.shape, seed=1).sigmoid()
+    args = x, signs(2, 256, 384), signs(2, 384, 128, seed=2), weights, experts
+    codes = quantize_rows(x, 128, 16)
+    assert len(codes.codes) == 144
+    got = expert_terms(torch.full_like(x, torch.nan), *args[1:], codes)
+    assert torch.equal(got.rows, expert_terms(*args).rows)

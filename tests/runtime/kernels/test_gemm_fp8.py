@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.kernels.gemm_fp8 import (
     Fp8Weight,
+    codes_for,
     dequant,
     dequant_reference,
     linear,
@@ -17,6 +18,7 @@ from runtime.kernels.gemm_fp8 import (
     linear_fp8_reference,
     linear_reference,
 )
+from runtime.kernels.quantize_rows import quantize_rows
 
 SCHEMES = ["block", "channel"]
 
@@ -197,3 +199,26 @@ def test_a_scale_of_another_grid_is_refused():
         Fp8Weight(codes, scale[:2].contiguous())
     with pytest.raises(AssertionError, match="contiguous"):
         Fp8Weight(codes.T, scale)
+
+
+def test_codes_in_groups_are_for_rows_that_are_multiplied_so(interpreter):
+    """More than 16 rows, whole groups of 128, scales of blocks, and a weight that quantises."""
+    block, channel = (Fp8Weight(*quantised(20, 256, scheme=s), dynamic=True) for s in SCHEMES)
+    assert codes_for(block, normal(17, 256)).codes.shape == (32, 256)
+    odd = Fp8Weight(*quantised(20, 300), dynamic=True)
+    still = Fp8Weight(block.codes, block.scale)
+    others = (channel, 17), (block, 16), (odd, 17), (still, 17), (normal(20, 256), 17)
+    for weight, rows in others:
+        assert codes_for(weight, normal(rows, weight.shape[1])) is None
+
+
+def test_without_the_kernels_there_are_no_codes():
+    assert codes_for(Fp8Weight(*quantised(20, 256), dynamic=True), normal(17, 256)) is None
+
+
+def test_codes_of_x_take_its_place_where_the_weight_takes_codes(interpreter):
+    x, (codes, scale) = normal(17, 256), quantised(20, 256)
+    weight, other = Fp8Weight(codes, scale, dynamic=True), normal(20, 256)
+    of_x, nothing = quantize_rows(x, 128, 16), torch.full_like(x, torch.nan)
+    assert torch.equal(linear(nothing, weight, of_x), linear(x, weight))
+    assert torch.equal(linear(x, other, of_x), linear(x, other))

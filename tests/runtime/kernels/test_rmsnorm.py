@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
+from runtime.kernels.quantize_rows import Codes, quantize_rows
 from runtime.kernels.rmsnorm import (
     add_rmsnorm,
     add_rmsnorm_reference,
@@ -117,3 +118,31 @@ def test_the_norm_kernel_casts_once():
     x, w = normal(3, 40, dtype=torch.bfloat16), normal(40, seed=1, dtype=torch.bfloat16)
     got, expected = rmsnorm(x, w, EPS).float(), rmsnorm_reference(x, w, EPS).float()
     assert ((got - expected).abs() <= expected.abs() * 2**-7).all()
+
+
+def assert_codes_of(codes, x):
+    """The rows of x quantised on their own, to the bit, in room for a multiple of 16."""
+    expected, rows = quantize_rows(x, 128), len(x)
+    assert codes.codes.shape == (-(-rows // 16) * 16, x.shape[1])
+    assert codes.scale.stride() == (1, len(codes.codes))
+    assert torch.equal(codes.codes[:rows].view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(codes.scale[:rows], expected.scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (17, 640), (130, 128)])
+@pytest.mark.usefixtures("interpreter")
+def test_the_norms_leave_codes_of_what_they_return(rows, hidden, dtype):
+    x, residual = normal(rows, 2 * hidden, dtype=dtype)[:, :hidden], normal(rows, hidden, seed=1)
+    residual, w = residual.to(dtype), normal(hidden, seed=2, dtype=dtype)
+    x[0, :128] = residual[0, :128] = 0
+    codes = Codes.room(rows, hidden, x.device)
+    y = rmsnorm(x, w, EPS, codes)
+    assert torch.equal(y, rmsnorm(x, w, EPS))
+    assert_codes_of(codes, y)
+    codes = Codes.room(rows, hidden, x.device)
+    y, total = add_rmsnorm(x, residual, w, EPS, codes)
+    expected_y, expected_total = add_rmsnorm(x, residual, w, EPS)
+    assert torch.equal(y, expected_y)
+    assert torch.equal(total, expected_total)
+    assert_codes_of(codes, y)
