@@ -36,14 +36,14 @@ from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import Weight, codes_for, linear
+from runtime.kernels.gemm_fp8 import BLOCK, Weight, codes_for, linear, linear_codes, takes_codes
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.qkv_write import norm_rope_write
 from runtime.kernels.quantize_rows import Codes
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
 from runtime.state import Batch, Pools
 
@@ -260,16 +260,18 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
 
 def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
-    heads = rule_heads(linear(x, w.qkvz, codes), linear(x, w.ba, codes), w, pools, context)
-    return linear(heads.flatten(1), w.out)
+    qkvz, ba, sizes = linear(x, w.qkvz, codes), linear(x, w.ba, codes), context.config.sizes
+    if context.batch.num_decodes or sizes["DV"] != BLOCK or not takes_codes(w.out, x):
+        return linear(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
+    prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
+    heads = gated_rmsnorm_codes(*prompts, w.norm, context.config.eps)
+    return linear_codes(*heads, w.out.codes, w.out.scale, x.dtype)[: len(x)]
 
 
 def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
     """Return the rule's gated output [T, V, v]: decode rows in steps, the rest in chunks."""
     rule, batch, parts = rule_of(w, context.config), context.batch, []
-    qkv, z = torch.split(qkvz, [w.conv.shape[0], rule.values[0] * rule.values[1]], -1)
-    b, a = ba.chunk(2, -1)
-    z = z.view(-1, *rule.values)
+    inputs = qkv, z, a, b = rule_inputs(qkvz, ba, w, context)
     for rows, slots, before in batch.steps():
         if before is not None:
             for pool in pools:
@@ -277,12 +279,31 @@ def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context)
         at, copied = (*pools, slots), before is not None
         parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *at, copied=copied))
     if batch.num_prefills:
-        rows, bounds = slice(batch.num_decodes, None), batch.cu_seqlens
-        slots, gates = batch.states[rows], (a[rows], b[rows], w.A_log, w.dt_bias)
-        heads = rule.split(conv1d_prefill(qkv[rows], w.conv, pools[0], slots, bounds))
-        o = gated_delta_prefill(*heads, *gates, pools[1], slots, bounds)
-        parts.append(gated_rmsnorm(o, z[rows], w.norm, rule.eps))
+        prompts = rule_prompts(inputs, w, pools, context)
+        parts.append(gated_rmsnorm(*prompts, w.norm, rule.eps))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def rule_inputs(
+    qkvz: Tensor, ba: Tensor, w: Gdn, context: Context
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return qkv [T, C], z [T, V, v], a and b [T, V] as views."""
+    values = rule_of(w, context.config).values
+    qkv, z = torch.split(qkvz, [w.conv.shape[0], values[0] * values[1]], -1)
+    b, a = ba.chunk(2, -1)
+    return qkv, z.view(-1, *values), a, b
+
+
+def rule_prompts(
+    inputs: Sequence[Tensor], w: Gdn, pools: Pools, context: Context
+) -> tuple[Tensor, Tensor]:
+    """Return (the rule's output, z) of the prompts' rows of `rule_inputs`, both [T, V, v]."""
+    rule, batch = rule_of(w, context.config), context.batch
+    rows, bounds = slice(batch.num_decodes, None), batch.cu_seqlens
+    qkv, z, a, b = (x[rows] for x in inputs)
+    slots, gates = batch.states[rows], (a, b, w.A_log, w.dt_bias)
+    heads = rule.split(conv1d_prefill(qkv, w.conv, pools[0], slots, bounds))
+    return gated_delta_prefill(*heads, *gates, pools[1], slots, bounds), z
 
 
 def rule_of(w: Gdn, config: Config) -> Rule:

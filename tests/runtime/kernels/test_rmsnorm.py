@@ -11,6 +11,7 @@ from runtime.kernels.rmsnorm import (
     add_rmsnorm,
     add_rmsnorm_reference,
     gated_rmsnorm,
+    gated_rmsnorm_codes,
     gated_rmsnorm_reference,
     rmsnorm,
     rmsnorm_reference,
@@ -146,3 +147,33 @@ def test_the_norms_leave_codes_of_what_they_return(rows, hidden, dtype):
     assert torch.equal(y, expected_y)
     assert torch.equal(total, expected_total)
     assert_codes_of(codes, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_tokens", "num_heads"), [(1, 3), (17, 2), (130, 1)])
+@pytest.mark.usefixtures("interpreter")
+def test_the_gated_norm_can_leave_codes_alone(num_tokens, num_heads, dtype):
+    o = normal(num_tokens, num_heads, 128, dtype=dtype)
+    z = normal(num_tokens, num_heads * 128 + 5, seed=1, dtype=dtype)[:, 2:-3]
+    z, w = z.unflatten(1, (num_heads, 128)), normal(128, seed=2)
+    codes = gated_rmsnorm_codes(o, z, w, EPS)
+    assert_codes_of(codes, gated_rmsnorm(o, z, w, EPS).flatten(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("rows", "hidden"), [(17, 2048), (300, 5120)])
+def test_a_gpu_leaves_the_codes_of_what_the_norms_return(rows, hidden):
+    """The gated norm's squares are summed in another order: it may be rounded twice elsewhere."""
+    x = normal(rows, hidden, dtype=torch.bfloat16).cuda()
+    w = normal(hidden, seed=2, dtype=torch.bfloat16).cuda()
+    for norm in (rmsnorm, lambda x, *rest: add_rmsnorm(x, x, *rest)[0]):
+        codes = Codes.room(rows, hidden, x.device)
+        assert_codes_of(codes, norm(x, w, EPS, codes))
+    heads, factor = x.unflatten(1, (-1, 128)), normal(128, seed=3).cuda()
+    codes, scale = gated_rmsnorm_codes(heads, heads, factor, EPS)
+    y = gated_rmsnorm(heads, heads, factor, EPS).flatten(1).float()
+    s = scale[:rows].repeat_interleave(128, 1)
+    error = (codes[:rows].float() * s - y).abs()
+    rounded = (1 + 2**-6) * y.abs()
+    assert (error <= torch.maximum(rounded * 2**-4, s * 2**-10) + y.abs() * 2**-6).all()
