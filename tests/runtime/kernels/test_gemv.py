@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels import gemv
+from runtime.kernels import gemv, row_strips
 from runtime.kernels.gemv import (
     norm_row_linear,
     norm_row_linear_reference,
@@ -100,16 +100,36 @@ def gate_and_up_are_near(f, k, stored):
         assert distance(got, expected) < FLOAT32
 
 
-def test_a_wide_row_is_normed_apart(interpreter, monkeypatch):
+@pytest.mark.parametrize("stored", STORED)
+def test_a_wide_row_is_normed_apart(stored, interpreter, monkeypatch):
     monkeypatch.setattr(gemv, "_WIDE", 70)
     monkeypatch.setattr(gemv, "_LITTLE", 0)
-    x, norm, weights = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(10, 70, "block", seed=1)
-    got = norm_row_linear(x, norm, EPS, weights, weights)
-    expected = norm_row_linear_reference(x, norm, EPS, weights, weights)
-    for ours, theirs in zip(got, expected, strict=True):
-        assert distance(ours, theirs) < FLOAT32
+    monkeypatch.setattr(row_strips, "_WIDEST", 69)
+    two_normed_products_are_near(10, 70, stored, stored)
+    x, norm, weights = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(10, 70, stored, seed=1)
     gated = row_gated(x, weights, norm, EPS)
     assert distance(gated, row_gated_reference(x, weights, norm, EPS)) < FLOAT32
+
+
+@pytest.mark.parametrize("second", STORED)
+@pytest.mark.parametrize("stored", ["block", "channel"])
+def test_a_row_is_normed_once_for_a_strip_of_rows(stored, second, interpreter, monkeypatch):
+    """Strips over a block of scales and one that ends early; a second weight, or none."""
+    monkeypatch.setattr(gemv, "_WIDE", 70)
+    monkeypatch.setattr(gemv, "_LITTLE", 0)
+    two_normed_products_are_near(150, 190, stored, second)
+    x, norm, w = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(33, 70, stored, seed=1)
+    (got,) = norm_row_linear(x, norm, EPS, w)
+    assert distance(got, norm_row_linear_reference(x, norm, EPS, w)[0]) < FLOAT32
+
+
+def two_normed_products_are_near(n, k, stored, second):
+    x, norm = normal(1, k) * 3, normal(k, seed=2) * 0.1
+    weights = weight(n, k, stored, seed=1), weight(7, k, second, seed=5)
+    got = norm_row_linear(x, norm, EPS, *weights)
+    expected = norm_row_linear_reference(x, norm, EPS, *weights)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert distance(ours, theirs) < FLOAT32
 
 
 def test_without_a_norm_the_row_is_taken_as_it_is(interpreter):
