@@ -30,13 +30,13 @@ from torch import Tensor
 from formats.config import Config
 from runtime.kernels.attention import split_query_gate
 from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill
+from runtime.kernels.attention_prefill import attention_prefill, attention_prefill_codes
 from runtime.kernels.attention_step import attention_step, few
 from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import BLOCK, Weight, codes_for, linear, linear_codes, takes_codes
+from runtime.kernels.gemm_fp8 import BLOCK, Weight, codes_for, codes_linear, linear, takes_codes
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
@@ -264,8 +264,7 @@ def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None =
     if context.batch.num_decodes or sizes["DV"] != BLOCK or not takes_codes(w.out, x):
         return linear(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
     prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
-    heads = gated_rmsnorm_codes(*prompts, w.norm, context.config.eps)
-    return linear_codes(*heads, w.out.codes, w.out.scale, x.dtype)[: len(x)]
+    return codes_linear(gated_rmsnorm_codes(*prompts, w.norm, context.config.eps), w.out, x)
 
 
 def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
@@ -317,23 +316,41 @@ def attention(
     x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | None = None
 ) -> Tensor:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
-    return linear(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
+    qkv, batch = linear(x, w.qkv, codes), context.batch
+    if batch.num_decodes or context.config.sizes["HD"] % BLOCK or not takes_codes(w.out, x):
+        return linear(attention_heads(qkv, w, pools, context), w.out)
+    q, gate, k, v = attention_inputs(qkv, context)
+    q = written(q, k, v, w, pools, context)
+    heads = attention_prefill_codes(q, gate, *pools, batch.slots, batch.cu_seqlens, batch.starts)
+    return codes_linear(heads, w.out, x)
 
 
 def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
     """Return the gated attention [T, n*d] from its inputs' projections."""
-    sizes, batch = context.config.sizes, context.batch
+    batch, (q, gate, k, v) = context.batch, attention_inputs(qkv, context)
+    if few(batch.num_decodes, batch.newest, k.shape[1]) and not batch.num_prefills:
+        rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
+        at = batch.slots, batch.lengths
+        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
+    return attend(written(q, k, v, w, pools, context), gate, pools, batch).flatten(1)
+
+
+def attention_inputs(qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return q and gate [T, n, d], k and v [T, m, d], as views."""
+    sizes = context.config.sizes
     heads, kv_heads, dim = sizes["NH"], sizes["NKV"], sizes["HD"]
     widths = [2 * heads * dim, kv_heads * dim, kv_heads * dim]
     query_gate, k, v = torch.split(qkv, widths, -1)
     q, gate = split_query_gate(query_gate, heads, dim)
-    k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
-    rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
-    if few(batch.num_decodes, batch.newest, kv_heads) and not batch.num_prefills:
-        at = batch.slots, batch.lengths
-        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
-    q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
-    return attend(q, gate, pools, batch).flatten(1)
+    return q, gate, k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
+
+
+def written(
+    q: Tensor, k: Tensor, v: Tensor, w: Attention, pools: Pools, context: Context
+) -> Tensor:
+    """Return the normed and rotated queries; keys, so treated too, and values enter the pools."""
+    rope, batch = (w.q_norm, w.k_norm, *context.angles, context.config.eps), context.batch
+    return norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
 
 
 def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 # a thread has 16 bytes of each row at once
 _PART = 2048
 _COLUMNS = 4
-# By the bytes of a weight. For FP8 instructions count: each warp chooses by itself, so fewer should,
-# and the next layer's weights should not come before those of `down` are on their way. Twelve
-# layers of 35B-A3B in FP8 took 764 us on an H100 with these, 779 with four warps, 785 with one, 776
-# if the next kernel starts early; eight layers in BF16 801 with theirs, 807 and 825 with FP8's.
+# By the bytes of a weight. In FP8 instructions count: each warp chooses by itself, so fewer should;
+# and the next layer's weights should not come before those of `down` are on their way. Twelve FP8
+# layers of 35B-A3B took 764 us on an H100 with these, 779 with four warps, 785 with one, 776 if the
+# next kernel starts early; eight BF16 layers 801 with theirs, 807 and 825 with FP8's.
 _GATED = {1: {"num_warps": 2, "STAGES": 3}, 2: {"num_warps": 4, "STAGES": 3}}
 _DOWN = {
     1: {"BLOCK_N": 4, "num_warps": 4, "LATE": 1},
@@ -103,6 +103,15 @@ def _ask_rows(weight, expert, first, H, F, COLUMNS: tl.constexpr, LINES: tl.cons
 
 
 @jit
+def _expert_of(place, keys, E, TOP: tl.constexpr):
+    """Return the expert of a place: after the TOP likeliest comes E, the shared one."""
+    expert, keys = take_best(keys)
+    for _ in range(0, tl.where(place < TOP, place, 0)):
+        expert, keys = take_best(keys)
+    return tl.where(place < TOP, tl.max(expert, 0), E).to(tl.int64)
+
+
+@jit
 def _gated_kernel(
     x, gate_up, scale, logits, inner, E, H, F, scale_expert, scale_row, scale_col,
     EDGE: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -119,10 +128,7 @@ def _gated_kernel(
     wait_for_inputs()
     start_next()
     keys, x_K = order_keys(logits, E, BLOCK_E, WARPS), x_part(x, 0, H, BLOCK_K)
-    expert, keys = take_best(keys)
-    for _ in range(0, tl.where(place < TOP, place, 0)):
-        expert, keys = take_best(keys)
-    expert = tl.where(place < TOP, tl.max(expert, 0), E).to(tl.int64)
+    expert = _expert_of(place, keys, E, TOP)
     k, g = tl.arange(0, BLOCK_K)[None, :], (tl.arange(0, NUM) * VECTOR)[None, :]
     half, column = tl.arange(0, 2)[:, None] * F, tl.arange(0, COLUMNS)
     weight, scales = gate_up + expert * 2 * F * H, scale + expert * scale_expert

@@ -49,6 +49,7 @@ __all__ = [
     "Stored",
     "Weight",
     "codes_for",
+    "codes_linear",
     "dequant",
     "dequant_reference",
     "linear",
@@ -101,7 +102,7 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     if x_MK.shape[0] == 1 and use_triton(x):
         y_MN = row_linear(x_MK.contiguous(), weight)
     elif codes is not None and takes_codes(weight, x_MK):
-        y_MN = linear_codes(*codes, weight.codes, weight.scale, x.dtype)[: x_MK.shape[0]]
+        y_MN = codes_linear(codes, weight, x_MK)
     elif not isinstance(weight, Fp8Weight):
         return F.linear(x, weight)
     else:
@@ -140,6 +141,15 @@ def linear_fp8_dynamic(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     x_codes, x_scale = quantize_rows(x_MK, group, MULTIPLE)
     y_MN = linear_codes(x_codes, x_scale, codes, scale, x_MK.dtype)
     return y_MN[: x_MK.shape[0]]
+
+
+def codes_linear(codes: Codes, weight: Fp8Weight, like: Tensor) -> Tensor:
+    """Return what the weight makes of the rows that have these codes, on a GPU.
+
+    like  as many rows as there are, in the dtype of the product
+    """
+    y_MN = linear_codes(*codes, weight.codes, weight.scale, like.dtype)
+    return y_MN[: like.shape[0]]
 
 
 def linear_codes(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
-from runtime.kernels.gemm_fp8 import linear, linear_codes, linear_reference, takes_codes
+from runtime.kernels.gemm_fp8 import codes_linear, linear, linear_reference, takes_codes
 from runtime.kernels.gemv import row_gated, silu_times
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.quantize_rows import Codes, quantized
@@ -87,8 +87,7 @@ def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None)
     """
     if not takes_codes(down, x_TH):
         return linear(gated_linear(x_TH, gate_up, codes), down)
-    inner = silu_mul_quantised(linear(x_TH, gate_up, codes))
-    return linear_codes(*inner, down.codes, down.scale, x_TH.dtype)[: x_TH.shape[0]]
+    return codes_linear(silu_mul_quantised(linear(x_TH, gate_up, codes)), down, x_TH)
 
 
 def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 from runtime.kernels.row_parts import (
@@ -105,7 +103,7 @@ def _strips_kernel(
     EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The programs of the second weight come first: they are done before the strips are."""
+    """Take a row of the second weight, whose programs come first and end first, or a strip."""
     start_next()
     program = tl.program_id(0)
     if weight2 is None or program >= N2:

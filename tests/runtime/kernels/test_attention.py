@@ -14,7 +14,8 @@ from runtime.kernels.attention import (
     split_query_gate,
 )
 from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill
+from runtime.kernels.attention_prefill import attention_prefill, attention_prefill_codes
+from runtime.kernels.quantize_rows import quantize_rows
 
 # Scores, softmax and values in float32: sums of a few hundred terms in another order.
 FLOAT32 = 1e-6
@@ -201,6 +202,22 @@ def test_the_prefill_kernel_sees_what_the_reference_sees(
     got, expected = attention_prefill(*args), attention_prefill_reference(*args)
     assert not got[71:91].any()
     assert distance(got, expected) < FLOAT32
+
+
+@pytest.mark.parametrize(("num_heads", "kv_heads", "head_dim"), [(2, 1, 256), (3, 3, 128)])
+def test_the_prefill_kernel_leaves_the_codes_of_what_it_returns(
+    num_heads, kv_heads, head_dim, interpreter
+):
+    lengths = torch.tensor([1, 66, 0, 20])
+    q, gate = heads(87, num_heads, head_dim)
+    k, v = pools(kv_heads, head_dim)
+    bounds, starts = F.pad(lengths.cumsum(0), (1, 0)), torch.tensor([40, 63, 3, 0])
+    args = q, gate, k, v, torch.tensor([3, 0, 1, -1]), bounds, starts
+    got = attention_prefill_codes(*args)
+    expected = quantize_rows(attention_prefill(*args).flatten(1), 128)
+    assert got.codes.shape[0] == 96
+    for ours, theirs in zip(got, expected, strict=True):
+        assert torch.equal(ours[:87].float(), theirs.float())
 
 
 def test_the_prefill_kernel_takes_larger_blocks_of_long_prompts(interpreter):
