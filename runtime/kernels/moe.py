@@ -137,15 +137,13 @@ def _total(terms: Tensor | Pairs) -> Tensor:
 def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
     """Return x @ router.T [T, E] in x's dtype, its rows 8 numbers or a multiple apart on a GPU.
 
-    cuBLAS takes a far slower kernel for an odd number of rows: the shared expert's is done alone.
+    For an odd number of rows cuBLAS takes a far slower kernel: the router gets rows of zeros.
+    8192 tokens and 257 rows of 2048: 160 us on an H100, 264 rows 16 us.
     """
-    (num_tokens, num_experts), even = (x_TH.shape[0], router.shape[0]), router.shape[0] // 8 * 8
-    if num_tokens < _MANY_TOKENS or even == num_experts or not x_TH.is_cuda:
+    num_experts = router.shape[0]
+    if x_TH.shape[0] < _MANY_TOKENS or num_experts % 8 == 0 or not x_TH.is_cuda:
         return linear(x_TH, router)
-    logits = x_TH.new_empty((num_tokens, even + 8))
-    torch.mm(x_TH, router[:even].T, out=logits[:, :even])
-    logits[:, even:num_experts] = F.linear(x_TH, router[even:])
-    return logits[:, :num_experts]
+    return F.linear(x_TH, F.pad(router, (0, 0, 0, -num_experts % 8)))[:, :num_experts]
 
 
 def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: int) -> Tensor:
