@@ -60,19 +60,19 @@ def routed_row(
     choice = {"TOP": k, "BLOCK_E": power_of_two(num_experts)}
     columns = min(_COLUMNS, inner & -inner)
     width = max(16, min(_PART, power_of_two(hidden)))
-    gated, narrow = _options(_GATED, gate_up), _options(_DOWN, down)
+    for_gated, for_down = _options(_GATED, gate_up), _options(_DOWN, down)
     lines = power_of_two(-(-hidden * gate_up.values.element_size() // _LINE))
     inner_JF = x_1H.new_empty((k + 1, inner))
     _gated_kernel[(inner // columns, k + 1)](
         x_1H, gate_up.values, gate_up.scale, logits, inner_JF, num_experts, hidden, inner,
         *gate_up.scale_strides, EDGE=gate_up.edge, BLOCK_K=width, PARTS=-(-hidden // width),
-        COLUMNS=columns, LINES=lines, WARPS=gated["num_warps"], **choice, **gated, **early(),
+        COLUMNS=columns, LINES=lines, WARPS=for_gated["num_warps"], **choice, **for_gated, **early(),
     )  # fmt: skip
     y_1H = torch.empty_like(x_1H)
-    _down_kernel[(-(-hidden // narrow["BLOCK_N"]),)](
+    _down_kernel[(-(-hidden // for_down["BLOCK_N"]),)](
         inner_JF, down.values, down.scale, logits, residual_1H, y_1H, num_experts, hidden, inner,
         *down.scale_strides, EDGE=down.edge, BLOCK_K=max(power_of_two(inner), 16),
-        BLOCK_J=power_of_two(k), WARPS=narrow["num_warps"], **choice, **narrow, **early(),
+        BLOCK_J=power_of_two(k), WARPS=for_down["num_warps"], **choice, **for_down, **early(),
     )  # fmt: skip
     return y_1H
 
