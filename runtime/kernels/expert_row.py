@@ -66,7 +66,8 @@ def routed_row(
     _gated_kernel[(inner // columns, k + 1)](
         x_1H, gate_up.values, gate_up.scale, logits, inner_JF, num_experts, hidden, inner,
         *gate_up.scale_strides, EDGE=gate_up.edge, BLOCK_K=width, PARTS=-(-hidden // width),
-        COLUMNS=columns, LINES=lines, WARPS=for_gated["num_warps"], **choice, **for_gated, **early(),
+        COLUMNS=columns, LINES=lines, WARPS=for_gated["num_warps"], **choice, **for_gated,
+        **early(),
     )  # fmt: skip
     y_1H = torch.empty_like(x_1H)
     _down_kernel[(-(-hidden // for_down["BLOCK_N"]),)](

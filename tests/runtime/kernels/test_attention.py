@@ -220,6 +220,20 @@ def test_the_prefill_kernel_leaves_the_codes_of_what_it_returns(
         assert torch.equal(ours[:87].float(), theirs.float())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_leaves_the_codes_of_what_prefill_returns():
+    """Within half a step of E4M3, and a step of bfloat16 in case a sum is ordered otherwise."""
+    q, gate = (x.bfloat16().cuda() for x in heads(200, 4, 256))
+    k, v = (x.bfloat16().cuda() for x in pools(2, 256, 256))
+    at = (torch.tensor(x, device="cuda") for x in ([3, 0], [0, 130, 200], [40, 0]))
+    args = q, gate, k, v, *at
+    codes, scale = attention_prefill_codes(*args)
+    y, s = attention_prefill(*args).flatten(1).float(), scale[:200].repeat_interleave(128, 1)
+    error = (codes[:200].float() * s - y).abs()
+    assert (error <= torch.maximum(y.abs() * 2**-4, s * 2**-10) + y.abs() * 2**-6).all()
+
+
 def test_the_prefill_kernel_takes_larger_blocks_of_long_prompts(interpreter):
     (q, gate), (k, v) = heads(150, 2, 16), pools(1, 16)
     args = q, gate, k, v, torch.tensor([3]), torch.tensor([0, 150]), torch.tensor([10])
