@@ -30,7 +30,7 @@ from torch import Tensor
 from formats.config import Config
 from runtime.kernels.attention import split_query_gate
 from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill, attention_prefill_codes
+from runtime.kernels.attention_prefill import attention_prefill
 from runtime.kernels.attention_step import attention_step, few
 from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
@@ -316,41 +316,23 @@ def attention(
     x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | None = None
 ) -> Tensor:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
-    qkv, batch = linear(x, w.qkv, codes), context.batch
-    if batch.num_decodes or context.config.sizes["HD"] % BLOCK or not takes_codes(w.out, x):
-        return linear(attention_heads(qkv, w, pools, context), w.out)
-    q, gate, k, v = attention_inputs(qkv, context)
-    q = written(q, k, v, w, pools, context)
-    heads = attention_prefill_codes(q, gate, *pools, batch.slots, batch.cu_seqlens, batch.starts)
-    return codes_linear(heads, w.out, x)
+    return linear(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
 
 
 def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
     """Return the gated attention [T, n*d] from its inputs' projections."""
-    batch, (q, gate, k, v) = context.batch, attention_inputs(qkv, context)
-    if few(batch.num_decodes, batch.newest, k.shape[1]) and not batch.num_prefills:
-        rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
-        at = batch.slots, batch.lengths
-        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
-    return attend(written(q, k, v, w, pools, context), gate, pools, batch).flatten(1)
-
-
-def attention_inputs(qkv: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q and gate [T, n, d], k and v [T, m, d], as views."""
-    sizes = context.config.sizes
+    sizes, batch = context.config.sizes, context.batch
     heads, kv_heads, dim = sizes["NH"], sizes["NKV"], sizes["HD"]
     widths = [2 * heads * dim, kv_heads * dim, kv_heads * dim]
     query_gate, k, v = torch.split(qkv, widths, -1)
     q, gate = split_query_gate(query_gate, heads, dim)
-    return q, gate, k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
-
-
-def written(
-    q: Tensor, k: Tensor, v: Tensor, w: Attention, pools: Pools, context: Context
-) -> Tensor:
-    """Return the normed and rotated queries; keys, so treated too, and values enter the pools."""
-    rope, batch = (w.q_norm, w.k_norm, *context.angles, context.config.eps), context.batch
-    return norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
+    k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
+    rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
+    if few(batch.num_decodes, batch.newest, kv_heads) and not batch.num_prefills:
+        at = batch.slots, batch.lengths
+        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
+    q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
+    return attend(q, gate, pools, batch).flatten(1)
 
 
 def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:

@@ -37,7 +37,6 @@ from runtime.kernels.launch import (
     tl,
     use_triton,
 )
-from runtime.kernels.quantize_rows import GROUP, MULTIPLE, Codes, quantize_rows, quantized
 
 if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -68,55 +67,25 @@ def attention_prefill(
     check(q_Tnd, gate_Tnd, pool_k, pool_v)
     assert cu_seqlens.shape[0] == slots_N.shape[0] + 1, "one slot for each sequence"
     assert start_N.shape == slots_N.shape, "one start for each sequence"
-    if not _has_kernel(q_Tnd):
+    # float32 is for proof: its tiles of 256 columns take minutes to compile and then spill
+    if not use_triton(q_Tnd) or (q_Tnd.is_cuda and q_Tnd.dtype == torch.float32):
         return attention_prefill_reference(
             q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N
         )
-    y_Tnd = torch.empty(q_Tnd.shape, dtype=q_Tnd.dtype, device=q_Tnd.device)
-    _launch(y_Tnd, q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N)
-    return y_Tnd
-
-
-def attention_prefill_codes(q_Tnd: Tensor, *others: Tensor) -> Codes:
-    """Return `quantize_rows` of `attention_prefill` as rows [T, n*d], rows in sixteens, on a GPU.
-
-    The arguments are those of `attention_prefill`; d is a power of two and a multiple of 128.
-    """
-    num_tokens, num_heads, d = q_Tnd.shape
-    assert d % GROUP == 0, "a head must be whole groups of codes"
-    if not _has_kernel(q_Tnd):
-        return quantize_rows(attention_prefill(q_Tnd, *others).flatten(1), GROUP, MULTIPLE)
-    check(q_Tnd, *others[:3])
-    codes = Codes.room(num_tokens, num_heads * d, q_Tnd.device)
-    _launch(codes, q_Tnd, *others)
-    return codes
-
-
-def _has_kernel(q_Tnd: Tensor) -> bool:
-    # float32 is for proof: its tiles of 256 columns take minutes to compile and then spill
-    return use_triton(q_Tnd) and not (q_Tnd.is_cuda and q_Tnd.dtype == torch.float32)
-
-
-def _launch(
-    into: Tensor | Codes, q_Tnd: Tensor, gate_Tnd: Tensor, pool_k: Tensor, pool_v: Tensor,
-    slots_N: Tensor, cu_seqlens: Tensor, start_N: Tensor,
-) -> None:  # fmt: skip
     num_tokens, num_heads, head_dim = q_Tnd.shape
     num_sequences, kv_heads = slots_N.shape[0], pool_k.shape[2]
+    y_Tnd = torch.empty(q_Tnd.shape, dtype=q_Tnd.dtype, device=q_Tnd.device)
     queries = 2 * _QUERIES if num_tokens >= 2 * _QUERIES * num_sequences else _QUERIES
     blocks = ragged_blocks(num_tokens, num_sequences, queries)
     columns = max(power_of_two(head_dim), 16)
-    out: tuple[Any, ...] = (into, None, None, 0)
-    if isinstance(into, Codes):
-        out = None, *into, into.scale.stride(1)
     _kernel[(blocks, num_heads)](
-        q_Tnd, gate_Tnd, pool_k, pool_v, _tiles(pool_k, columns), _tiles(pool_v, columns),
-        *out, slots_N, cu_seqlens, start_N,
-        num_sequences, pool_k.shape[1], num_heads, kv_heads,
+        q_Tnd, gate_Tnd, pool_k, pool_v, _tiles(pool_k, columns), _tiles(pool_v, columns), y_Tnd,
+        slots_N, cu_seqlens, start_N, num_sequences, pool_k.shape[1], num_heads, kv_heads,
         *q_Tnd.stride()[:2], *gate_Tnd.stride()[:2], head_dim**-0.5 * LOG2_E,
         STEPS=num_sequences.bit_length(), HEAD=head_dim, BLOCK_Q=queries,
         BLOCK_D=columns, BLOCK_L=_KEYS, **_OPTIONS,
     )  # fmt: skip
+    return y_Tnd
 
 
 def _tiles(pool: Tensor, columns: int) -> Any:
@@ -125,28 +94,9 @@ def _tiles(pool: Tensor, columns: int) -> Any:
 
 
 @jit
-def _store(y_Qd, y, codes, scale, height, t, end, head, num_heads, HEAD: tl.constexpr):
-    """Store one head of the tokens t [Q, 1] below end: itself, or its codes in groups of 128."""
-    BLOCK_Q: tl.constexpr = y_Qd.shape[0]
-    d = tl.arange(0, y_Qd.shape[1])[None, :]
-    at, inside = (t * num_heads + head) * HEAD + d, (t < end) & (d < HEAD)
-    if y is not None:
-        tl.store(y + at, y_Qd, mask=inside)
-    else:
-        GROUPS: tl.constexpr = HEAD // 128
-        rows = tl.reshape(y_Qd.to(tl.float32), (BLOCK_Q * GROUPS, 128))
-        codes_Rg, s_R = quantized(rows, codes)
-        tl.store(codes + at, tl.reshape(codes_Rg, (BLOCK_Q, HEAD)), mask=inside)
-        group = head.to(tl.int64) * GROUPS + tl.arange(0, GROUPS)[None, :]
-        s_QG = tl.reshape(s_R, (BLOCK_Q, GROUPS))
-        tl.store(scale + group * height + t, s_QG, mask=(t < end) & (group >= 0))
-
-
-@jit
 def _kernel(
-    q, gate, pool_k, pool_v, k_tiles, v_tiles, y, codes, codes_scale, height,
-    slots, cu_seqlens, starts, N, L, num_heads, kv_heads, q_row, q_head, gate_row, gate_head,
-    scale, STEPS: tl.constexpr, HEAD: tl.constexpr,
+    q, gate, pool_k, pool_v, k_tiles, v_tiles, y, slots, cu_seqlens, starts, N, L, num_heads,
+    kv_heads, q_row, q_head, gate_row, gate_head, scale, STEPS: tl.constexpr, HEAD: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     # blocks late in a prompt see the most keys and go first
@@ -189,5 +139,4 @@ def _kernel(
         o = tl.dot(p, operand(v), o, input_precision="ieee")
     o = o / tl.where(total > 0, total, 1.0)[:, None]
     gate_Qd = tl.load(gate + t * gate_row + head * gate_head + d, mask=inside, other=0.0)
-    y_Qd = gated(o, gate_Qd, gate)
-    _store(y_Qd, y, codes, codes_scale, height, t, end, head, num_heads, HEAD)
+    tl.store(y + (t * num_heads + head) * HEAD + d, gated(o, gate_Qd, y), mask=inside)

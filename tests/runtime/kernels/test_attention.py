@@ -14,8 +14,7 @@ from runtime.kernels.attention import (
     split_query_gate,
 )
 from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill, attention_prefill_codes
-from runtime.kernels.quantize_rows import quantize_rows
+from runtime.kernels.attention_prefill import attention_prefill
 
 # Scores, softmax and values in float32: sums of a few hundred terms in another order.
 FLOAT32 = 1e-6
@@ -202,36 +201,6 @@ def test_the_prefill_kernel_sees_what_the_reference_sees(
     got, expected = attention_prefill(*args), attention_prefill_reference(*args)
     assert not got[71:91].any()
     assert distance(got, expected) < FLOAT32
-
-
-@pytest.mark.parametrize(("num_heads", "kv_heads", "head_dim"), [(2, 1, 256), (3, 3, 128)])
-def test_the_prefill_kernel_leaves_the_codes_of_what_it_returns(
-    num_heads, kv_heads, head_dim, interpreter
-):
-    lengths = torch.tensor([1, 66, 0, 20])
-    q, gate = heads(87, num_heads, head_dim)
-    k, v = pools(kv_heads, head_dim)
-    bounds, starts = F.pad(lengths.cumsum(0), (1, 0)), torch.tensor([40, 63, 3, 0])
-    args = q, gate, k, v, torch.tensor([3, 0, 1, -1]), bounds, starts
-    got = attention_prefill_codes(*args)
-    expected = quantize_rows(attention_prefill(*args).flatten(1), 128)
-    assert got.codes.shape[0] == 96
-    for ours, theirs in zip(got, expected, strict=True):
-        assert torch.equal(ours[:87].float(), theirs.float())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_leaves_the_codes_of_what_prefill_returns():
-    """Within half a step of E4M3, and a step of bfloat16 in case a sum is ordered otherwise."""
-    q, gate = (x.bfloat16().cuda() for x in heads(200, 4, 256))
-    k, v = (x.bfloat16().cuda() for x in pools(2, 256, 256))
-    at = (torch.tensor(x, device="cuda") for x in ([3, 0], [0, 130, 200], [40, 0]))
-    args = q, gate, k, v, *at
-    codes, scale = attention_prefill_codes(*args)
-    y, s = attention_prefill(*args).flatten(1).float(), scale[:200].repeat_interleave(128, 1)
-    error = (codes[:200].float() * s - y).abs()
-    assert (error <= torch.maximum(y.abs() * 2**-4, s * 2**-10) + y.abs() * 2**-6).all()
 
 
 def test_the_prefill_kernel_takes_larger_blocks_of_long_prompts(interpreter):
