@@ -18,7 +18,7 @@ to benchmarks/results/hopper.jsonl:
     peer_ms, peer                what another engine needs: models as its makers publish it, the
                                  rule measured beside ours, if flash-linear-attention is installed
 
-A check takes a CPU longer than a GPU: with `--lock FILE`, held while a model is timed, several of
+A check takes a CPU longer than a GPU: with `--lock FILE`, held while something is timed, several of
 these scripts check at once and time one after another. `--device cpu` runs tiny models in Triton's
 interpreter, to test this script.
 """
@@ -26,12 +26,11 @@ interpreter, to test this script.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import metadata
 from itertools import chain
@@ -46,6 +45,7 @@ from torch import Tensor
 
 from benchmarks.convert import commit
 from benchmarks.hopper_rule import measure_rule
+from benchmarks.kernels import alone
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.kernels.launch import interpreting
@@ -167,17 +167,6 @@ def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
         return timed(name, random_model(CONFIGS[size](), device, dtype, fp8=fp8), card, options)
 
 
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock that others may wait for, if there is one."""
-    if lock is None:
-        yield
-        return
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def timed(name: str, model: Model, card: Card, options: Any) -> list[dict[str, Any]]:
     """Return the lines of a model that has passed its check."""
     fp8, device = name.endswith("-fp8"), options.device
@@ -224,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
-    parser.add_argument("--lock", type=Path, help="a file to be locked while a model is timed")
+    parser.add_argument("--lock", type=Path, help="a file to be locked while something is timed")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     on_gpu = options.device == "cuda"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels import copy_bandwidth, eager, timed
+from benchmarks.kernels import alone, copy_bandwidth, eager, timed
 from benchmarks.models import CONFIGS
 from runtime.floors import CHUNK, Card
 from runtime.kernels.delta_rule import recurrence
@@ -75,13 +75,17 @@ def measure_rule(name: str, card: Card, options: Any) -> Iterator[dict[str, Any]
     if options.check_only or error >= ALLOWED:
         return
     told = {"model": name, "heads": f"16/{heads}"}
+    with alone(options.lock):
+        yield from timed_rule(heads, told, card, options)
+
+
+def timed_rule(
+    heads: int, told: dict[str, Any], card: Card, options: Any
+) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a rule that has passed its check."""
     for tokens in PROMPTS if "gdn_prefill" in options.only else ():
-        yield (
-            {"what": "gdn_prefill"}
-            | told
-            | {"batch": 1, "tokens": tokens}
-            | prefill(heads, tokens, card)
-        )
+        line = told | {"batch": 1, "tokens": tokens} | prefill(heads, tokens, card)
+        yield {"what": "gdn_prefill"} | line
     for batch in BATCHES if "gdn_decode" in options.only else ():
         yield {"what": "gdn_decode"} | told | {"batch": batch} | step(heads, batch, card)
 
