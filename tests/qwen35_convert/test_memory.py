@@ -80,6 +80,7 @@ def measured(tmp_path_factory) -> dict[str, list[tuple[int, int]]]:
     return {"m": found[:3], "m.gguf": found[3:6], "limits": found[6:]}
 
 
+@pytest.mark.xdist_group("memory")  # measured once for all
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
 @pytest.mark.parametrize("out", RECIPES)
 def test_memory_stays_under_600_mb_at_any_number_of_workers(measured, out):
@@ -87,6 +88,7 @@ def test_memory_stays_under_600_mb_at_any_number_of_workers(measured, out):
     assert max(peak for _, peak in measured[out]) < 600 * MB
 
 
+@pytest.mark.xdist_group("memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
 def test_a_limit_is_kept_by_64_workers_too_or_refused(measured):
     (refused, _), (kept, peak) = measured["limits"]
