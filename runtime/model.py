@@ -36,13 +36,13 @@ from runtime.kernels.conv1d import conv1d_prefill
 from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill
 from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import BLOCK, Weight, codes_for, codes_linear, linear, takes_codes
+from runtime.kernels.gemm_fp8 import Weight, codes_for, codes_linear, linear, takes_codes
 from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
 from runtime.kernels.launch import use_triton
 from runtime.kernels.mlp import mlp
 from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.qkv_write import norm_rope_write
-from runtime.kernels.quantize_rows import Codes
+from runtime.kernels.quantize_rows import GROUP, Codes
 from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
 from runtime.kernels.rope import rope_cos_sin
 from runtime.state import Batch, Pools
@@ -261,7 +261,7 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
 def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
     qkvz, ba, sizes = linear(x, w.qkvz, codes), linear(x, w.ba, codes), context.config.sizes
-    if context.batch.num_decodes or sizes["DV"] != BLOCK or not takes_codes(w.out, x):
+    if context.batch.num_decodes or sizes["DV"] != GROUP or not takes_codes(w.out, x):
         return linear(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
     prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
     return codes_linear(gated_rmsnorm_codes(*prompts, w.norm, context.config.eps), w.out, x)
@@ -287,10 +287,10 @@ def rule_inputs(
     qkvz: Tensor, ba: Tensor, w: Gdn, context: Context
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return qkv [T, C], z [T, V, v], a and b [T, V] as views."""
-    values = rule_of(w, context.config).values
-    qkv, z = torch.split(qkvz, [w.conv.shape[0], values[0] * values[1]], -1)
+    heads, width = context.config.sizes["NV"], context.config.sizes["DV"]
+    qkv, z = torch.split(qkvz, [w.conv.shape[0], heads * width], -1)
     b, a = ba.chunk(2, -1)
-    return qkv, z.view(-1, *values), a, b
+    return qkv, z.view(-1, heads, width), a, b
 
 
 def rule_prompts(

@@ -37,15 +37,14 @@ if TYPE_CHECKING:
 # a thread has 16 bytes of each row at once
 _PART = 2048
 _COLUMNS = 4
-# By the bytes of a weight. In FP8 instructions count: each warp chooses by itself, so fewer should;
+# In FP8 instructions count: each warp chooses by itself, so fewer should;
 # and the next layer's weights should not come before those of `down` are on their way. Twelve FP8
 # layers of 35B-A3B took 764 us on an H100 with these, 779 with four warps, 785 with one, 776 if the
 # next kernel starts early; eight BF16 layers 801 with theirs, 807 and 825 with FP8's.
-_GATED = {1: {"num_warps": 2, "STAGES": 3}, 2: {"num_warps": 4, "STAGES": 3}}
-_DOWN = {
-    1: {"BLOCK_N": 4, "num_warps": 4, "LATE": 1},
-    2: {"BLOCK_N": 4, "num_warps": 4, "LATE": 0},
-}
+_GATED = {"num_warps": 4, "STAGES": 3}
+_GATED_FP8 = {"num_warps": 2, "STAGES": 3}
+_DOWN = {"BLOCK_N": 4, "num_warps": 4, "LATE": 0}
+_DOWN_FP8 = _DOWN | {"LATE": 1}
 _LINE = 128  # bytes that come together
 
 
@@ -60,7 +59,8 @@ def routed_row(
     choice = {"TOP": k, "BLOCK_E": power_of_two(num_experts)}
     columns = min(_COLUMNS, inner & -inner)
     width = max(16, min(_PART, power_of_two(hidden)))
-    for_gated, for_down = _options(_GATED, gate_up), _options(_DOWN, down)
+    for_gated = _GATED_FP8 if gate_up.is_fp8 else _GATED
+    for_down = _DOWN_FP8 if down.is_fp8 else _DOWN
     lines = power_of_two(-(-hidden * gate_up.values.element_size() // _LINE))
     inner_JF = x_1H.new_empty((k + 1, inner))
     _gated_kernel[(inner // columns, k + 1)](
@@ -76,10 +76,6 @@ def routed_row(
         BLOCK_J=power_of_two(k), WARPS=for_down["num_warps"], **choice, **for_down, **early(),
     )  # fmt: skip
     return y_1H
-
-
-def _options(table: dict[int, dict[str, int]], weight: Stored) -> dict[str, int]:
-    return table[min(weight.values.element_size(), 2)]
 
 
 @jit

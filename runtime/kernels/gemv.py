@@ -42,7 +42,7 @@ from runtime.kernels.row_parts import (
     x_part,
 )
 from runtime.kernels.row_strips import fits_strips, strips
-from runtime.kernels.weight import Stored, Weight, product_reference
+from runtime.kernels.weight import NO_PRODUCT, Stored, Weight, product_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,8 +187,7 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
     if normed:
         blocks = row_blocks(_NORMED if k > _SHORT else _NORMED_SHORT, k)
     elif little:
-        is_fp8 = weight.values.element_size() == 1
-        blocks = row_blocks(_PLAIN_LITTLE_FP8 if is_fp8 else _PLAIN_LITTLE, k)
+        blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
     else:
         blocks = row_blocks(_PLAIN, k)
     while blocks["BLOCK_N"] > 1 and n < _FEWEST_PROGRAMS * blocks["BLOCK_N"]:
@@ -206,15 +205,13 @@ def _launch(
     blocks = _plan(first, normed=norm is not None)
     outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
     programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
-    second: tuple[object, ...] = (None, None, None, 0, 0, 0)
+    second = NO_PRODUCT
     if more:
         programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
-        second = (
-            more[0].values, more[0].scale, outputs[1], outputs[1].shape[1], *more[0].scale_strides
-        )  # fmt: skip
+        second = more[0].to_product(outputs[1])
     _rows_kernel[(programs,)](
         x_1K, norm, residual, kept, k, eps,
-        first.values, first.scale, outputs[0], outputs[0].shape[1], *first.scale_strides, *second,
+        *first.to_product(outputs[0]), *second,
         EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k), **blocks,
         **early(),
     )  # fmt: skip

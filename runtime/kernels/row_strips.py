@@ -29,6 +29,7 @@ from runtime.kernels.row_parts import (
     weight_part,
     x_part,
 )
+from runtime.kernels.weight import NO_PRODUCT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ _STRIP = {"ROWS": 16, "TILE": 2, "STAGES": 5, "num_warps": 2}
 
 def fits_strips(weight: Stored) -> bool:
     """Return whether rows of this weight are narrow enough."""
-    return weight.values.element_size() == 1 and weight.values.shape[1] <= _WIDEST
+    return weight.is_fp8 and weight.values.shape[1] <= _WIDEST
 
 
 def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Stored) -> tuple[Tensor, ...]:
@@ -55,15 +56,12 @@ def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Stored) -> tuple[
     first, *more = weights
     k = x_1K.shape[1]
     outputs = tuple(x_1K.new_empty((1, w.values.shape[0])) for w in weights)
-    programs = -(-outputs[0].shape[1] // _STRIP["ROWS"])
-    second: tuple[object, ...] = (None, None, None, 0, 0, 0)
+    programs, second = -(-outputs[0].shape[1] // _STRIP["ROWS"]), NO_PRODUCT
     if more:
-        rows = outputs[1].shape[1]
-        programs += rows
-        second = more[0].values, more[0].scale, outputs[1], rows, *more[0].scale_strides
+        programs += outputs[1].shape[1]
+        second = more[0].to_product(outputs[1])
     _strips_kernel[(programs,)](
-        x_1K, norm_K, k, eps,
-        first.values, first.scale, outputs[0], outputs[0].shape[1], *first.scale_strides, *second,
+        x_1K, norm_K, k, eps, *first.to_product(outputs[0]), *second,
         EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=max(power_of_two(k), 16),
         **_STRIP, **early(),
     )  # fmt: skip

@@ -57,6 +57,10 @@ class Fp8Weight:
 Weight: TypeAlias = Tensor | Fp8Weight
 
 
+# what a kernel of two products takes where there is but one
+NO_PRODUCT: tuple[object, ...] = (None, None, None, 0, 0, 0)
+
+
 @dataclass(frozen=True)
 class Stored:
     """A weight [N, K], or a stack of them [E, N, K], as the kernels are told about it.
@@ -81,6 +85,15 @@ class Stored:
     def scale_strides(self) -> tuple[int, ...]:
         """Return the scale's strides; that of columns is 0 where a row has one scale."""
         return *self.scale.stride()[:-1], int(self.edge > 1)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Return whether a number takes one byte."""
+        return self.values.element_size() == 1
+
+    def to_product(self, y: Tensor) -> tuple[object, ...]:
+        """Return what a kernel takes of a weight and of its product y [1, N]."""
+        return self.values, self.scale, y, y.shape[1], *self.scale_strides
 
 
 def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
