@@ -63,11 +63,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision": False, "mtp_layers": 0},
     ),
 }
-START = "import quant.fp8_cpu, qwen35_convert.api"
+START = "import quant.fp8.cpu, qwen35_convert.api"
 HASH = """
 import sys
 from pathlib import Path
-from qwen35_convert.receipt import sha256_file
+from qwen35_convert.write.receipt import sha256_file
 for folder in sys.argv[1:]:
     for path in Path(folder).iterdir():
         sha256_file(path)
@@ -97,9 +97,9 @@ def generate(folder: Path, case: str) -> None:
     """Write a checkpoint of these sizes with Gaussian weights."""
     import torch
 
-    from formats.config import read_config
-    from formats.names import HUB, place
-    from formats.qwen35 import Form, family
+    from formats.family.config import read_config
+    from formats.family.rules import Form, family
+    from formats.safetensors.names import HUB, place
 
     config, form = CASES[case]
     folder.mkdir()
@@ -156,8 +156,17 @@ def median(runs: Sequence[dict[str, float]]) -> dict[str, float]:
 def bench(case: str, source: Path, repeat: int) -> list[dict[str, Any]]:
     """Check, then time ours, cp + fsync and the plain loop, in turn."""
     out, copy, plain = (source.with_name(f"{source.name}-{k}") for k in ("out", "cp", "plain"))
-    convert = (sys.executable, "-m", "qwen35_convert.cli", "convert", str(source), "-o", str(out),
-               "--recipe", "fp8-block")  # fmt: skip
+    convert = (
+        sys.executable,
+        "-m",
+        "qwen35_convert.cli",
+        "convert",
+        str(source),
+        "-o",
+        str(out),
+        "--recipe",
+        "fp8-block",
+    )
     subprocess.run(convert, cwd=ROOT, env=ENVIRONMENT, check=True)  # fails unless it verifies
     start = median([measure(sys.executable, "-c", START) for _ in range(repeat)])
     hashes = median(
@@ -202,15 +211,24 @@ def _line(
         line["gb_per_core_s_net"] = round(gigabytes / net, 3)
     versions = {name: metadata.version(name) for name in ("torch", "numba", "safetensors")}
     return line | {
-        "runs": len(runs), "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(),
-        "load": round(os.getloadavg()[0], 1), "versions": versions, "commit": commit(),
-    }  # fmt: skip
+        "runs": len(runs),
+        "cores": len(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": versions,
+        "commit": commit(),
+    }
 
 
 def commit() -> str:
     """Return the commit this ran on, with + if the tree was changed."""
-    said = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return said.stdout.strip()
 
 

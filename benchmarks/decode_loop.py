@@ -29,10 +29,10 @@ import torch
 
 from benchmarks.hopper import TINY, commit, record
 from benchmarks.models import CONFIGS, Maker, random_model
-from runtime.engine import Engine, Request, Speculation
 from runtime.kernels.delta_rule import CHUNK
 from runtime.model import Model, Mtp
-from runtime.sample import GREEDY, Sampling
+from runtime.serve.engine import Engine, Request, Speculation
+from runtime.serve.sample import GREEDY, Sampling
 from runtime.timing import decode_time
 
 RESULTS = Path(__file__).parent / "results" / "decode_loop.jsonl"
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "card": torch.cuda.get_device_name() if on_gpu else "CPU",
         "commit": options.commit or commit(),
         "versions": {package: metadata.version(package) for package in ("torch", "triton")},
-    }  # fmt: skip
+    }
     print(json.dumps(told))
     kept = options.results if on_gpu else None
     for name in options.models or (["0.8B-bf16"] if on_gpu else TINY):

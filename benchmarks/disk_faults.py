@@ -96,8 +96,9 @@ def reads(scene: Scene, count: int) -> Iterator[Trial]:
             yield lambda form=form, n=n, source=source: _one_fault(
                 scene, scene.job(form), lambda: fail_reads(source, n), (INPUT, DONE)
             )
-        rows = len(api.plan(source, read_recipe(output.recipe, output.settings),
-                            out=output.out).rows)  # fmt: skip
+        rows = len(
+            api.plan(source, read_recipe(output.recipe, output.settings), out=output.out).rows
+        )
         for n in sorted(scene.random.sample(range(rows), min(count, rows))):
             for kind in ("cut", "emptied", "removed", "replaced"):
                 yield lambda form=form, n=n, kind=kind: _harmed(scene, form, n, kind)
@@ -111,8 +112,9 @@ def _harmed(scene: Scene, form: str, row: int, kind: str) -> None:
     shutil.copytree(source, kept / "source", copy_function=shutil.copy2)
     job = replace(job, source=kept / "source")
     scene.clean(replace(job, source=source))
-    scene.check(job, finish(start(job, lambda: (often(), harm_source(job.source, row, kind)))),
-                (INPUT,))  # fmt: skip
+    scene.check(
+        job, finish(start(job, lambda: (often(), harm_source(job.source, row, kind)))), (INPUT,)
+    )
     shutil.rmtree(kept / "source")
     shutil.copytree(source, kept / "source", copy_function=shutil.copy2)
     scene.recover(job)

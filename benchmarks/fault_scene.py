@@ -17,14 +17,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from formats.qwen35 import Form
-from qwen35_convert import api, bus_error, cli, run
+from formats.family.rules import Form
+from qwen35_convert import api, cli
 from qwen35_convert.recipe import read_recipe
+from qwen35_convert.run import bus_error
+from qwen35_convert.run import items as run
 from tests.checkpoints import hub_config, make_weights, text_config, write_checkpoint
 
 NANO = Path(__file__).parent.parent / "tests" / "data" / "nano-dense"
-SIDES = ("tokenizer.json", "tokenizer_config.json", "merges.txt", "vocab.json",
-         "preprocessor_config.json")  # fmt: skip
+SIDES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "merges.txt",
+    "vocab.json",
+    "preprocessor_config.json",
+)
 DONE, INPUT, OUTPUT, BROKEN, INTERRUPTED = 0, 3, 4, 70, 130
 KILLED = -signal.SIGKILL
 Prepare = Callable[[], object]
@@ -53,9 +60,14 @@ FORMATS = {
     "folder over another": Output("out", "fp8-block", "out", SHARDED, old="bf16-split"),
     "gguf": Output("out.gguf", "gguf-bf16", "out.gguf"),
     "gguf over another": Output("out.gguf", "gguf-bf16", "out.gguf", old="gguf-q8_0"),
-    "split gguf and mmproj": Output("out.gguf", "gguf-bf16", "out-00001-of-00004.gguf",
-                                  ("export.max_shard_size=1MB", "vision=keep"), "vision"),
-}  # fmt: skip
+    "split gguf and mmproj": Output(
+        "out.gguf",
+        "gguf-bf16",
+        "out-00001-of-00004.gguf",
+        ("export.max_shard_size=1MB", "vision=keep"),
+        "vision",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +83,19 @@ class Job:
     def command(self) -> list[str]:
         """The command line."""
         settings = [word for setting in self.form.settings for word in ("--set", setting)]
-        return ["qwen35", "convert", str(self.source), "-o", str(self.place / self.form.out),
-                "--recipe", self.form.recipe, "--workers", str(self.workers), *settings,
-                *(["--overwrite"] if self.form.old else [])]  # fmt: skip
+        return [
+            "qwen35",
+            "convert",
+            str(self.source),
+            "-o",
+            str(self.place / self.form.out),
+            "--recipe",
+            self.form.recipe,
+            "--workers",
+            str(self.workers),
+            *settings,
+            *(["--overwrite"] if self.form.old else []),
+        ]
 
     @property
     def log(self) -> Path:
@@ -90,9 +112,12 @@ def make_source(folder: Path, *, vision: bool = False) -> Path:
     """Write a model of two layers that every format takes, in two files, with a tokenizer."""
     types = ["linear_attention", "full_attention"]
     config = (hub_config if vision else text_config)(
-        vocab_size=2048, num_hidden_layers=2, layer_types=types, linear_value_head_dim=64,
+        vocab_size=2048,
+        num_hidden_layers=2,
+        layer_types=types,
+        linear_value_head_dim=64,
         mtp_num_hidden_layers=1,
-    )  # fmt: skip
+    )
     namespace = "hub" if vision else "text"
     weights = make_weights(config, Form(vision=vision), namespace=namespace)
     write_checkpoint(folder, config, weights, shards=2)

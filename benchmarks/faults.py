@@ -22,9 +22,15 @@ RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
 def fault_line(what: str, tried: int, ok: int, seconds: float, **more: Any) -> dict[str, Any]:
     """Return what is said of one kind of fault."""
     return {
-        "what": what, "tried": tried, "ok": ok, **more, "seconds": round(seconds, 1),
-        "machine": platform.machine(), "python": platform.python_version(), "commit": commit(),
-    }  # fmt: skip
+        "what": what,
+        "tried": tried,
+        "ok": ok,
+        **more,
+        "seconds": round(seconds, 1),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "commit": commit(),
+    }
 
 
 def record(line: dict[str, Any]) -> None:

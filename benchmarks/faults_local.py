@@ -32,10 +32,16 @@ from benchmarks.fault_scene import FORMATS, Scene
 from benchmarks.faults import fault_line, record
 from benchmarks.process_faults import hostile, interrupts, kills, races
 
-KINDS = {kind.__name__: kind for kind in (kills, steps, writes, full, reads, interrupts, races,
-                                          hostile)}  # fmt: skip
-NAMES = {"steps": "kills at every write", "writes": "write faults", "full": "full disks",
-         "reads": "read faults", "hostile": "hostile inputs"}  # fmt: skip
+KINDS = {
+    kind.__name__: kind for kind in (kills, steps, writes, full, reads, interrupts, races, hostile)
+}
+NAMES = {
+    "steps": "kills at every write",
+    "writes": "write faults",
+    "full": "full disks",
+    "reads": "read faults",
+    "hostile": "hostile inputs",
+}
 
 
 def try_all(what: str, scene: Scene, count: int) -> dict[str, object]:

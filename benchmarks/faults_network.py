@@ -27,7 +27,7 @@ from xml.etree import ElementTree as ET
 
 from benchmarks.faults import fault_line, record
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
-from tests.qwen35_convert.hub_server import Hub
+from tests.qwen35_convert.hub.hub_server import Hub
 
 ROOT = Path(__file__).parent.parent
 TESTS = "tests/qwen35_convert/test_network_faults.py"
@@ -47,9 +47,23 @@ def try_all() -> tuple[int, list[str]]:
     """Return how many faults were tried, and which of them were answered wrongly."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.xml"
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--all-faults", TESTS, "-k",
-                               INJECTED, f"--junitxml={found}"], cwd=ROOT, stdout=subprocess.PIPE,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--all-faults",
+                TESTS,
+                "-k",
+                INJECTED,
+                f"--junitxml={found}",
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         assert found.is_file(), done.stdout
         cases = list(ET.parse(found).iter("testcase"))
     failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
@@ -59,11 +73,20 @@ def try_all() -> tuple[int, list[str]]:
 def publish(hub: Hub, layers: int, folder: Path) -> int:
     """Put a model of so many layers on the hub; return the bytes of its tensors' files."""
     types = [*["linear_attention"] * 3, "full_attention"] * (layers // 4)
-    config = hub_config(hidden_size=1024, intermediate_size=3584, vocab_size=50000,
-                        num_hidden_layers=layers, layer_types=types, head_dim=256,
-                        num_attention_heads=8, num_key_value_heads=2, linear_num_key_heads=16,
-                        linear_num_value_heads=16, linear_key_head_dim=128,
-                        linear_value_head_dim=128)  # fmt: skip
+    config = hub_config(
+        hidden_size=1024,
+        intermediate_size=3584,
+        vocab_size=50000,
+        num_hidden_layers=layers,
+        layer_types=types,
+        head_dim=256,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        linear_num_key_heads=16,
+        linear_num_value_heads=16,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+    )
     write_checkpoint(folder, config, make_weights(config), shards=2)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     hub.repo(REPO).commit(files)
@@ -85,10 +108,16 @@ def stream(hub: Hub, place: Path) -> dict[str, Any]:
     """Convert from the hub in a place of its own; say what that took."""
     homes = dict.fromkeys(("HF_HOME", "TMPDIR", "HOME"), str(place / "home"))
     (place / "home").mkdir(parents=True)
-    environment = os.environ | homes | {
-        "HF_ENDPOINT": hub.url, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-        "NUMBA_CACHE_DIR": str(place.with_name("compiled")),
-    }  # fmt: skip
+    environment = (
+        os.environ
+        | homes
+        | {
+            "HF_ENDPOINT": hub.url,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "NUMBA_CACHE_DIR": str(place.with_name("compiled")),
+        }
+    )
     command = [sys.executable, "-c", COMMAND, "convert", REPO, "-o", "out", "--stream"]
     hub.seen.clear()
     beside, most = 0, 0
@@ -105,9 +134,10 @@ def stream(hub: Hub, place: Path) -> dict[str, Any]:
     out = size_of(place / "out")
     return {
         "asked": sum(int(last) + 1 - int(first) for first, last in asked),
-        "peak_rss_mb": round(int(peak[1]) * 1024 / MB), "out_mb": round(out / MB, 1),
+        "peak_rss_mb": round(int(peak[1]) * 1024 / MB),
+        "out_mb": round(out / MB, 1),
         "beside_out_mb": round(max(most - out - size_of(place / "said"), beside) / MB, 1),
-    }  # fmt: skip
+    }
 
 
 def measure(layers: int) -> dict[str, Any]:

@@ -16,10 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen35_convert import sink
+from qwen35_convert.write import sink
 
-CALLS = ("pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "rename", "replace",
-         "unlink", "rmdir", "mkdir")  # fmt: skip
+CALLS = (
+    "pwrite",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "replace",
+    "unlink",
+    "rmdir",
+    "mkdir",
+)
 CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -109,7 +119,7 @@ def fail_reads(folder: Path, at: int) -> None:
 
 def harm_source(folder: Path, row: int, kind: str) -> None:
     """Before a row is converted: cut, empty, remove or replace a file of the source."""
-    from qwen35_convert import run
+    from qwen35_convert.run import items as run
 
     convert, count = run.convert_row, 0
 

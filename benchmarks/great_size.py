@@ -55,15 +55,21 @@ def bench(folder: Path, name: str, workers: Sequence[int]) -> Iterator[dict[str,
     infos = write_sparse(source, shape)
     nbytes = sum(info.nbytes for info in infos)
     assert (len(infos), nbytes) == (shape.tensors, shape.nbytes), "not the published sizes"
-    about = {"what": "great size", "shape": name, "tensors": len(infos),
-             "gb": round(nbytes / 1e9, 1), "shards": shape.shards}  # fmt: skip
+    about = {
+        "what": "great size",
+        "shape": name,
+        "tensors": len(infos),
+        "gb": round(nbytes / 1e9, 1),
+        "shards": shape.shards,
+    }
     planning = {"seconds": PLAN_SECONDS, "mb": PLAN_MB}
     yield about | _judged("inspect", measure("inspect", str(source)), planning)
     plan = measure("convert", str(source), "-o", str(out), "--plan")
     yield about | _judged("convert --plan", plan, planning)
     for count in workers:
-        found = measure("convert", str(source), "-o", str(out), "--only", SLICE,
-                        "--workers", str(count))  # fmt: skip
+        found = measure(
+            "convert", str(source), "-o", str(out), "--only", SLICE, "--workers", str(count)
+        )
         written = sum(path.stat().st_size for path in out.glob("*.safetensors"))
         found |= {"workers": count, "written_gb": round(written / 1e9, 2)}
         remove(out)
@@ -83,10 +89,14 @@ def about_here() -> dict[str, Any]:
     """Return the machine, the versions and the commit."""
     versions = {name: metadata.version(name) for name in ("torch", "numba", "safetensors")}
     return {
-        "cpu": _cpu(), "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 1),
-        "machine": platform.machine(), "python": platform.python_version(),
-        "versions": versions, "commit": commit(),
-    }  # fmt: skip
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": commit(),
+    }
 
 
 def _cpu() -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from formats.config import Config, read_config
+from formats.family.config import Config, read_config
 from runtime.kernels.moe import MoeWeights
 from runtime.kernels.weight import BLOCK, Fp8Weight, Weight
 from runtime.model import Attention, Gdn, Layer, Mlp, Model
@@ -32,10 +32,20 @@ COMMON = {
         "mrope_interleaved": True, "mrope_section": [11, 11, 10],
     },
 }  # fmt: skip
-NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-         "linear_num_value_heads")  # fmt: skip
-TINY = {"vocab_size": 60, "linear_num_key_heads": 1, "head_dim": 32, "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16}  # fmt: skip
+NAMES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "linear_num_value_heads",
+)
+TINY = {
+    "vocab_size": 60,
+    "linear_num_key_heads": 1,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "0.8B": ((1024, 24, 8, 2, 16), {"intermediate_size": 3584, "tie_word_embeddings": True}),
     "9B": ((4096, 32, 16, 4, 32), {"intermediate_size": 12288}),
@@ -144,9 +154,11 @@ class Maker:
         """Return a gated attention."""
         rows = (2 * s["NH"] + 2 * s["NKV"]) * s["HD"]
         return Attention(
-            qkv=self.linear(rows, s["H"]), q_norm=self.norm(s["HD"]), k_norm=self.norm(s["HD"]),
+            qkv=self.linear(rows, s["H"]),
+            q_norm=self.norm(s["HD"]),
+            k_norm=self.norm(s["HD"]),
             out=self.linear(s["H"], s["NH"] * s["HD"]),
-        )  # fmt: skip
+        )
 
     def gdn(self, s: dict[str, int]) -> Gdn:
         """Return a gated delta rule."""

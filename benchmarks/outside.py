@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     import torch
 
 # Nothing heavy is imported here: a child's peak memory starts at that of its parent.
-FILE_TYPES = {"f16": 1, "q8_0": 7, "q4_k_s": 14, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
-              "iq4_xs": 30, "bf16": 32, "mxfp4_moe": 38}  # fmt: skip
+FILE_TYPES = {
+    "f16": 1,
+    "q8_0": 7,
+    "q4_k_s": 14,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+    "iq4_xs": 30,
+    "bf16": 32,
+    "mxfp4_moe": 38,
+}
 _CONVERT = """
 import runpy, sys
 from pathlib import Path
@@ -42,8 +51,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def converter(tree: Path, source: Path, out: Path, kind: str, *flags: str) -> tuple[str, ...]:
     """Return the command that converts with llama.cpp's source tree; kind is f32, bf16, q8_0 ..."""
-    return (sys.executable, "-c", _CONVERT, str(tree), str(source), "--outfile", str(out),
-            "--outtype", kind, *flags)  # fmt: skip
+    return (
+        sys.executable,
+        "-c",
+        _CONVERT,
+        str(tree),
+        str(source),
+        "--outfile",
+        str(out),
+        "--outtype",
+        kind,
+        *flags,
+    )
 
 
 def quantiser(libraries: Path, source: Path, out: Path, mix: str, threads: int) -> tuple[str, ...]:
@@ -115,8 +134,12 @@ def compare(ours: Path, theirs: Path) -> dict[str, int]:
     both = left.keys() & right.keys()
     alike = [name for name in both if left[name].tensor_type == right[name].tensor_type]
     same = [name for name in alike if left[name].data.tobytes() == right[name].data.tobytes()]
-    return {"tensors": len(left.keys() | right.keys()), "same_name": len(both),
-            "same_type": len(alike), "same_bytes": len(same)}  # fmt: skip
+    return {
+        "tensors": len(left.keys() | right.keys()),
+        "same_name": len(both),
+        "same_type": len(alike),
+        "same_bytes": len(same),
+    }
 
 
 if __name__ == "__main__":

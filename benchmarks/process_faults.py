@@ -29,8 +29,9 @@ from tests.hostile import case, test_hostile
 def kills(scene: Scene, count: int) -> Iterator[Trial]:
     """SIGKILL at random moments; a trial kills until a run comes through, and returns how often."""
     while scene.hits < count:
-        yield lambda: _killed(scene, scene.job(scene.random.choice(scene.forms),
-                                               scene.random.choice((1, 2))))  # fmt: skip
+        yield lambda: _killed(
+            scene, scene.job(scene.random.choice(scene.forms), scene.random.choice((1, 2)))
+        )
 
 
 def _killed(scene: Scene, job: Job) -> int:

@@ -31,11 +31,14 @@ from benchmarks.sparse import A3B, Shape, write_sparse
 
 RESULTS = Path(__file__).parent / "results" / "ray.jsonl"
 SHAPE = Shape(
-    A3B | {"num_hidden_layers": 1, "num_experts": 64, "vocab_size": 2048,
-           "mtp_num_hidden_layers": 0}
-)  # fmt: skip
+    A3B
+    | {"num_hidden_layers": 1, "num_experts": 64, "vocab_size": 2048, "mtp_num_hidden_layers": 0}
+)
 LOST = re.compile(r"was lost; (\d+) rows are done again")
-SMALL_BATCHES = "from qwen35_convert import cli, engine_ray; engine_ray.BATCH_BYTES = 16 << 20; "
+SMALL_BATCHES = (
+    "from qwen35_convert import cli\nfrom qwen35_convert.run import ray_cluster\n"
+    "ray_cluster.BATCH_BYTES = 16 << 20; "
+)
 
 
 def make_source(folder: Path) -> None:
@@ -61,8 +64,14 @@ def convert(source: Path, out: Path, *more: str, address: str = "") -> subproces
     code = f"{SMALL_BATCHES}cli.main()"
     command = (sys.executable, "-c", code, "convert", str(source), "-o", str(out), *more)
     environment = ENVIRONMENT | ({"RAY_ADDRESS": address} if address else {})
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -129,11 +138,15 @@ def bench(folder: Path, nodes: int, runs: int) -> dict[str, Any]:
         identical = identical and files_of(out) == files_of(alone)
         remove(out)
     return {
-        "what": "ray cluster", "nodes": nodes, "killed": 1, "runs": runs,
+        "what": "ray cluster",
+        "nodes": nodes,
+        "killed": 1,
+        "runs": runs,
         "rows_before": [run["done"] for run in found],
-        "rows_retried": [run["retried"] for run in found], "identical": identical,
+        "rows_retried": [run["retried"] for run in found],
+        "identical": identical,
         "seconds": round(max(run["seconds"] for run in found), 1),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from formats.config import read_config
-from formats.names import HUB, place
-from formats.qwen35 import Form, family
-from formats.safetensors_file import build_header
+from formats.family.config import read_config
+from formats.family.rules import Form, family
+from formats.safetensors.file import build_header
+from formats.safetensors.names import HUB, place
 from formats.tensor import DTYPE_BYTES, TensorInfo
 
 FLOAT32 = ("A_log", "gdn_norm")  # of the Qwen3.5 releases; all the rest is bfloat16
@@ -33,17 +33,29 @@ VISION = {
     "spatial_merge_size": 2, "num_position_embeddings": 2304,
 }  # fmt: skip
 A17B = COMMON | {
-    "model_type": "qwen3_5_moe_text", "hidden_size": 4096, "num_hidden_layers": 60,
-    "num_attention_heads": 32, "num_key_value_heads": 2, "linear_num_value_heads": 64,
-    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 1024,
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 4096,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 64,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 1024,
     "shared_expert_intermediate_size": 1024,
-}  # fmt: skip
+}
 A3B = COMMON | {
-    "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
-    "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +106,13 @@ def config_of(shape: Shape) -> dict[str, Any]:
     if not shape.form.vision:
         return {"architectures": ["Qwen3_5MoeForCausalLM"], **shape.text}
     vision = VISION | {"out_hidden_size": shape.text["hidden_size"]}
-    return {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
-            "text_config": dict(shape.text), "vision_config": vision,
-            "tie_word_embeddings": False}  # fmt: skip
+    return {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": dict(shape.text),
+        "vision_config": vision,
+        "tie_word_embeddings": False,
+    }
 
 
 def spread(infos: Sequence[TensorInfo], count: int) -> list[list[TensorInfo]]:

@@ -50,8 +50,13 @@ NANO = ROOT / "tests" / "data" / "nano-dense"
 THREADS = len(os.sched_getaffinity(0))
 ONE_STEP = ("f16", "bf16", "q8_0")
 # what llama.cpp wants to be told, and our config reader has defaults for
-MORE = {"max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-        "attention_bias": False, "dtype": "bfloat16"}  # fmt: skip
+MORE = {
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+}
 MATRIX = (4096, 4096)
 
 
@@ -67,8 +72,17 @@ def make_source(folder: Path) -> None:
 
 def ours(source: Path, out: Path, mix: str) -> tuple[str, ...]:
     """Return our command."""
-    return (sys.executable, "-m", "qwen35_convert.cli", "convert", str(source), "-o", str(out),
-            "--recipe", f"gguf-{mix}")  # fmt: skip
+    return (
+        sys.executable,
+        "-m",
+        "qwen35_convert.cli",
+        "convert",
+        str(source),
+        "-o",
+        str(out),
+        "--recipe",
+        f"gguf-{mix}",
+    )
 
 
 def theirs(options: argparse.Namespace, source: Path, out: Path, mix: str) -> list[tuple[str, ...]]:
@@ -80,8 +94,10 @@ def theirs(options: argparse.Namespace, source: Path, out: Path, mix: str) -> li
     if not options.llama_lib:
         return []
     between = between_of(out)
-    return [converter(options.llama_cpp, source, between, "bf16"),
-            quantiser(options.llama_lib, between, out, mix, THREADS)]  # fmt: skip
+    return [
+        converter(options.llama_cpp, source, between, "bf16"),
+        quantiser(options.llama_lib, between, out, mix, THREADS),
+    ]
 
 
 def between_of(out: Path) -> Path:
@@ -134,17 +150,21 @@ def _line(
 ) -> dict[str, Any]:
     gigabytes = sum(path.stat().st_size for path in source.glob("*.safetensors")) / 1e9
     return {
-        "what": "gguf", "mix": mix, "tool": tool, "gb": round(gigabytes, 3), **figures,
+        "what": "gguf",
+        "mix": mix,
+        "tool": tool,
+        "gb": round(gigabytes, 3),
+        **figures,
         "gb_per_core_s": round(gigabytes / figures["core_s"], 3),
         "disk_gb": round(sum(path.stat().st_size for path in written) / 1e9, 3),
-    }  # fmt: skip
+    }
 
 
 def bench_encoder(kind: str, repeat: int) -> dict[str, Any]:
     """Time our encoder of a type and ggml's on one thread, and count the rows that are alike."""
     import torch
 
-    from quant import ggml
+    from quant.ggml import codec as ggml
 
     torch.set_num_threads(1)
     w_NK = (torch.randn(MATRIX, generator=torch.Generator().manual_seed(35)) * 0.02).bfloat16()
@@ -154,10 +174,14 @@ def bench_encoder(kind: str, repeat: int) -> dict[str, Any]:
     ggml_s, expected = clock(lambda: encoder(w_NK.float()), repeat)
     megabytes = w_NK.numel() * 2 / 1e6
     return {
-        "what": "gguf-encode", "type": kind, "mb_per_s": round(megabytes / ours_s, 1),
-        "ggml_mb_per_s": round(megabytes / ggml_s, 1), "times": round(ggml_s / ours_s, 2),
-        "rows_alike": int((blocks == expected).all(1).sum()), "rows": len(w_NK),
-    }  # fmt: skip
+        "what": "gguf-encode",
+        "type": kind,
+        "mb_per_s": round(megabytes / ours_s, 1),
+        "ggml_mb_per_s": round(megabytes / ggml_s, 1),
+        "times": round(ggml_s / ours_s, 2),
+        "rows_alike": int((blocks == expected).all(1).sum()),
+        "rows": len(w_NK),
+    }
 
 
 def clock(call: Callable[[], torch.Tensor], repeat: int) -> tuple[float, torch.Tensor]:
@@ -176,9 +200,13 @@ def show(line: dict[str, Any], runs: int) -> None:
     print("  ".join(f"{key} {value}" for key, value in line.items() if key != "what"))
     versions = {name: metadata.version(name) for name in ("torch", "numba", "gguf")}
     line |= {
-        "runs": runs, "cores": THREADS, "machine": platform.machine(),
-        "load": round(os.getloadavg()[0], 1), "versions": versions, "commit": commit(),
-    }  # fmt: skip
+        "runs": runs,
+        "cores": THREADS,
+        "machine": platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": versions,
+        "commit": commit(),
+    }
     with RESULTS.open("a") as file:
         file.write(json.dumps(line) + "\n")
 

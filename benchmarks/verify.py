@@ -55,12 +55,27 @@ def run(folder: Path, text: Path | None) -> dict[str, Any]:
         text = folder / "text.txt"
         bundled = ROOT / "qwen35_convert" / "default_text.txt"
         text.write_text(bundled.read_text(encoding="utf-8")[:4000], encoding="utf-8")
-    found = measure(*cli, "verify", str(out), "--against", str(source), "--level", "logits",
-                    "--text", str(text), "--json")  # fmt: skip
+    found = measure(
+        *cli,
+        "verify",
+        str(out),
+        "--against",
+        str(source),
+        "--level",
+        "logits",
+        "--text",
+        str(text),
+        "--json",
+    )
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    return {"what": "verify", "level": "logits", "gb": round(size / 1e9, 3)} | found | {
-        "text_bytes": text.stat().st_size, "commit": commit(),
-    }  # fmt: skip
+    return (
+        {"what": "verify", "level": "logits", "gb": round(size / 1e9, 3)}
+        | found
+        | {
+            "text_bytes": text.stat().st_size,
+            "commit": commit(),
+        }
+    )
 
 
 if __name__ == "__main__":

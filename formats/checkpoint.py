@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from formats.config import Config, read_config
+from formats.errors import FormatError
+from formats.family.config import Config, read_config
+from formats.family.layout import BLOCK, Atom, Layout, recognise
 from formats.json_file import read_object
-from formats.layout import BLOCK, Atom, Layout, recognise
-from formats.names import FROM_ORIGINAL, KNOWN_METHODS
-from formats.safetensors_file import SafetensorsFile
-from formats.tensor import FormatError, TensorInfo
+from formats.safetensors.file import SafetensorsFile
+from formats.safetensors.names import FROM_ORIGINAL, KNOWN_METHODS
+from formats.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,7 +205,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _open(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
-        from formats.gguf_checkpoint import open_gguf
+        from formats.gguf.checkpoint import open_gguf
 
         return open_gguf(path)
     folder, only = _locate(path)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from formats.tensor import FormatError
+from formats.errors import FormatError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,9 +48,11 @@ def parse_object(text: bytes, where: str) -> dict[str, Any]:
     try:
         _check_count(text)
         value = json.loads(
-            text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant,
+            text.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
             parse_float=_finite,
-        )  # fmt: skip
+        )
         _check_surrogates(text, value)
     except FormatError as error:
         raise FormatError(f"{where}: {error}") from None

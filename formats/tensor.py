@@ -11,6 +11,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
+from formats.errors import FormatError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,10 +22,6 @@ DTYPE_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-
-
-class FormatError(ValueError):
-    """The input's bytes, names or sizes are not what they must be."""
 
 
 @cache

@@ -19,7 +19,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from quant.scheme import FP8_SCHEMES, KEEP, QuantError, get_scheme
+from quant.errors import QuantError
+from quant.scheme import FP8_SCHEMES, KEEP, get_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -88,12 +89,12 @@ def assign(policy: Policy, weights: Sequence[Weight]) -> list[Assignment]:
 
 def first_matches(
     rules: Sequence[PolicyRule], names: Iterable[str]
-) -> dict[str, PolicyRule | None]:  # fmt: skip
+) -> dict[str, PolicyRule | None]:
     """Return by each name the first rule that matches it. QuantError if a rule decides nothing."""
     winners = {
         name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
         for name in names
-    }  # fmt: skip
+    }
     _check_rules_decide(rules, winners)
     return winners
 

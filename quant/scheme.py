@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
+from quant.errors import QuantError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
 KEEP = "keep"
 FP8_SCHEMES = frozenset({"fp8-block", "fp8-channel"})
 SCALE_DTYPES = {"pow2": "BF16", "float32": "F32", "bfloat16": "BF16"}
-
-
-class QuantError(ValueError):
-    """What was asked for cannot be quantised so, or would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +61,12 @@ class Scheme(Protocol):
         ...
 
     def encode(
-        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None,
+        self,
+        w_NK: Tensor,
+        error: Error | None = None,
+        out: Tensor | None = None,
         weights: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Return the stored tensors by suffix.
 
         w_NK     [N, K] bfloat16, float16 or float32, contiguous or not
@@ -92,7 +93,7 @@ class Fp8:
 
     divisor  what loaders need rows and columns to be a multiple of
     needs    who needs that, as the subject of a sentence
-    scale    pow2, float32 or bfloat16: see `quant.fp8`
+    scale    pow2, float32 or bfloat16: see `quant.fp8.reference`
     """
 
     name: str
@@ -135,9 +136,12 @@ class Fp8:
         return f"{need}, it has {' and '.join(odd)}"
 
     def encode(
-        self, w_NK: Tensor, error: Error | None = None, out: Tensor | None = None,
+        self,
+        w_NK: Tensor,
+        error: Error | None = None,
+        out: Tensor | None = None,
         weights: Tensor | None = None,
-    ) -> dict[str, Tensor]:  # fmt: skip
+    ) -> dict[str, Tensor]:
         """Return the codes, in `out` if given, and the scale; add what was lost to `error`."""
         assert weights is None, "FP8 rounds to the nearest code, whatever the column"
         block = self._block(w_NK.shape[1])
@@ -196,6 +200,7 @@ def _unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
 
 def _arithmetic(w: Tensor) -> ModuleType:
     """Return the compiled loops for a CPU's tensor, the definition in torch for a GPU's."""
-    from quant import fp8, fp8_cpu
+    from quant.fp8 import cpu as fp8_cpu
+    from quant.fp8 import reference as fp8
 
     return fp8_cpu if w.device.type == "cpu" else fp8

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Unpack
 
 from formats.checkpoint import Checkpoint
-from formats.tensor import FormatError
-from quant.scheme import QuantError
-from qwen35_convert.bench import Bench, Sweep, run_bench
+from formats.errors import FormatError
+from quant.errors import QuantError
+from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
+from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.conversion import (
     Conversion,
     Limits,
@@ -24,24 +25,23 @@ from qwen35_convert.conversion import (
     verify_shown,
     write_artifact,
 )
-from qwen35_convert.engine import Means, open_engine
-from qwen35_convert.fetch import Fetched, fetch, parse_repo
-from qwen35_convert.file_sink import check_out_files, finish_moves, is_gguf
-from qwen35_convert.generation import Prompt, generate_text
-from qwen35_convert.imatrix_file import ImatrixReport, make_imatrix
-from qwen35_convert.inspection import Inspection, inspect_checkpoint
-from qwen35_convert.logits import MEASURED_ONLY, LogitsCheck, token_rows
-from qwen35_convert.memory import Limit, fit_memory, fit_verification
-from qwen35_convert.missing import MissingError
-from qwen35_convert.plan import Plan
-from qwen35_convert.planning import make_plan
+from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
+from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
+from qwen35_convert.planning.make import make_plan
+from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import quiet, rows_bar, say
-from qwen35_convert.receipt import receipt_name
-from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
-from qwen35_convert.sink import OutputError, check_out
+from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
+from qwen35_convert.run.executor import Means, open_engine
+from qwen35_convert.run.memory import Limit, fit_memory, fit_verification
 from qwen35_convert.source import open_headers, open_source
-from qwen35_convert.text import DEFAULT
-from qwen35_convert.verify import Checks, Report, check_verifiable
+from qwen35_convert.text.generation import Prompt, generate_text
+from qwen35_convert.text.tokens import DEFAULT
+from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck, token_rows
+from qwen35_convert.verification.verify import Checks, Report, check_verifiable
+from qwen35_convert.write.file_sink import check_out_files, finish_moves, is_gguf
+from qwen35_convert.write.receipt import receipt_name
+from qwen35_convert.write.sink import check_out
 
 DEFAULT_RECIPE, DEQUANTISING_RECIPE, GGUF_RECIPE = "fp8-block", "bf16-split", "gguf-q8_0"
 MAX_DEFAULT_WORKERS = 8
@@ -68,9 +68,13 @@ def inspect(source: str | Path) -> Inspection:
 
 
 def plan(
-    source: str | Path, recipe: Recipe | None = None, *, overrides: tuple[str, ...] = (),
-    out: str | Path = "model", stream: bool = False,
-) -> Plan:  # fmt: skip
+    source: str | Path,
+    recipe: Recipe | None = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    out: str | Path = "model",
+    stream: bool = False,
+) -> Plan:
     """Return the plan of a conversion to `out`; nothing is written.
 
     Of a source on the hub come headers and the few values that planning looks at, by ranges; or the
@@ -117,11 +121,15 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
     """Return the recipe of `quantize`: names and layout stay as they are."""
     return build_recipe(
         {
-            "name": "quantize", "layout": "same", "experts": "same", "mtp": "keep",
-            "vision": "keep", "quantize": {"scheme": scheme},
+            "name": "quantize",
+            "layout": "same",
+            "experts": "same",
+            "mtp": "keep",
+            "vision": "keep",
+            "quantize": {"scheme": scheme},
         },
         overrides,
-    )  # fmt: skip
+    )
 
 
 def convert(
@@ -178,9 +186,14 @@ def quantize(
 
 
 def verify(
-    artifact: str | Path, against: str | Path | None = None, *, level: str = "tensors",
-    logits: LogitsCheck = MEASURED_ONLY, progress: bool = False, **limits: Unpack[Limits],
-) -> Report:  # fmt: skip
+    artifact: str | Path,
+    against: str | Path | None = None,
+    *,
+    level: str = "tensors",
+    logits: LogitsCheck = MEASURED_ONLY,
+    progress: bool = False,
+    **limits: Unpack[Limits],
+) -> Report:
     """Verify an artifact, against its source if that is named."""
     source = open_source(against)[0] if against else None
     workers = limits.get("workers") or default_workers()
@@ -190,15 +203,26 @@ def verify(
 
 
 def imatrix(
-    source: str | Path, out: str | Path, *, text: str = DEFAULT, chunks: int | None = None,
-    overwrite: bool = False, progress: bool = False,
-) -> ImatrixReport:  # fmt: skip
+    source: str | Path,
+    out: str | Path,
+    *,
+    text: str = DEFAULT,
+    chunks: int | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> ImatrixReport:
     """Collect an importance matrix over a text and write llama.cpp's imatrix file."""
     opened, _ = open_source(source)
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
     with rows_bar(layers, "imatrix") if progress else quiet() as advance:
-        return make_imatrix(opened, text, Path(out), chunks=chunks, overwrite=overwrite,
-                            progress=lambda _: advance())  # fmt: skip
+        return make_imatrix(
+            opened,
+            text,
+            Path(out),
+            chunks=chunks,
+            overwrite=overwrite,
+            progress=lambda _: advance(),
+        )
 
 
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:

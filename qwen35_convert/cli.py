@@ -13,42 +13,64 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, Qwen35Error
+
 if TYPE_CHECKING:
     from qwen35_convert.api import Options
-    from qwen35_convert.memory import Limit
-    from qwen35_convert.plan import Plan
+    from qwen35_convert.planning.plan import Plan
     from qwen35_convert.recipe import Recipe
+    from qwen35_convert.run.memory import Limit
 
 app = typer.Typer(
-    name="qwen35", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
-    add_completion=True, help="Convert, quantise and prove Qwen3.5-family checkpoints.",
-)  # fmt: skip
+    name="qwen35",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    help="Convert, quantise and prove Qwen3.5-family checkpoints.",
+)
 
-FELL_SHORT, MISUSED, INPUT, OUTPUT, LACKING, INTERRUPTED = 1, 2, 3, 4, 5, 130
 MAX_MESSAGE = 4000
 DEFAULT_MEMORY = 600 * 10**6
 STOPPED = "qwen35: interrupted\n  left  the same command goes on where it stopped"
 
 DEFAULTS = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
-Source = Annotated[str, typer.Argument(
-    help="Folder, .safetensors or .gguf file, or owner/name[@revision].")]  # fmt: skip
+Source = Annotated[
+    str, typer.Argument(help="Folder, .safetensors or .gguf file, or owner/name[@revision].")
+]
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
-      help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.")]  # fmt: skip
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.",
+    ),
+]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
 Workers = Annotated[
     int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")
 ]
-Memory = Annotated[str | None, typer.Option("--memory-limit", metavar="SIZE",
-      help="Memory to stay within, e.g. 600MB; fewer threads if it must be.",
-      show_default="600MB, or 3/4 of what is free")]  # fmt: skip
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Memory to stay within, e.g. 600MB; fewer threads if it must be.",
+        show_default="600MB, or 3/4 of what is free",
+    ),
+]
 Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
-Stream = Annotated[bool, typer.Option("--stream",
-    help="Read from the hub by ranges, no copy on the disk; one thread by default.")]  # fmt: skip
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream", help="Read from the hub by ranges, no copy on the disk; one thread by default."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -91,11 +113,17 @@ def download(
 def convert(
     source: Source,
     out: Out,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME|FILE",
-        help="Recipe.", show_default=DEFAULTS)] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Recipe.", show_default=DEFAULTS)
+    ] = None,
     set_: Set = None,
-    only: Annotated[str | None, typer.Option(metavar="GLOB",
-        help="Convert these tensors only, e.g. 'layers.0.*': a slice to look at.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GLOB",
+            help="Convert these tensors only, e.g. 'layers.0.*': a slice to look at.",
+        ),
+    ] = None,
     plan: PlanOnly = False,
     workers: Workers = None,
     memory_limit: Memory = None,
@@ -103,11 +131,15 @@ def convert(
     stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
-    engine: Annotated[str, typer.Option(
-        help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
-             "Threads and memory are then each node's.")] = "threads",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
+            "Threads and memory are then each node's."
+        ),
+    ] = "threads",
     json: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Convert a checkpoint by a recipe, then verify the result against its source.
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
@@ -117,10 +149,15 @@ def convert(
     changes = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
     chosen = read_recipe(recipe, changes) if recipe else None
     options: Options = {
-        "overrides": changes, "workers": workers, "memory_limit": _limit(memory_limit),
-        "device": device, "stream": stream, "overwrite": overwrite, "verify": not no_verify,
+        "overrides": changes,
+        "workers": workers,
+        "memory_limit": _limit(memory_limit),
+        "device": device,
+        "stream": stream,
+        "overwrite": overwrite,
+        "verify": not no_verify,
         "engine": engine,
-    }  # fmt: skip
+    }
     _convert(source, out, chosen, options, plan=plan, json=json)
 
 
@@ -146,9 +183,13 @@ def quantize(
     from qwen35_convert.api import quantize_recipe
 
     options: Options = {
-        "workers": workers, "memory_limit": _limit(memory_limit), "device": device,
-        "stream": stream, "overwrite": overwrite, "verify": not no_verify,
-    }  # fmt: skip
+        "workers": workers,
+        "memory_limit": _limit(memory_limit),
+        "device": device,
+        "stream": stream,
+        "overwrite": overwrite,
+        "verify": not no_verify,
+    }
     recipe = quantize_recipe(scheme, tuple(set_ or ()))
     _convert(source, out, recipe, options, plan=plan, json=json)
 
@@ -205,8 +246,15 @@ def verify(
     from qwen35_convert import api, report
 
     asked = api.LogitsCheck(text, max_kl, min_top1)
-    found = api.verify(artifact, against, level=level, logits=asked, workers=workers,
-                       memory_limit=_limit(memory_limit), progress=True)  # fmt: skip
+    found = api.verify(
+        artifact,
+        against,
+        level=level,
+        logits=asked,
+        workers=workers,
+        memory_limit=_limit(memory_limit),
+        progress=True,
+    )
     if json:
         report.print_json(found.as_dict())
     else:
@@ -263,11 +311,12 @@ def bench(
     """
     from qwen35_convert import api, report
 
-    sweep = api.Sweep(_numbers("prefill", prefill), _numbers("batch", batch), context, device,
-                      peer=peer)  # fmt: skip
+    sweep = api.Sweep(
+        _numbers("prefill", prefill), _numbers("batch", batch), context, device, peer=peer
+    )
     found = api.bench(artifact, sweep, progress=True)
     if plot is not None:
-        from qwen35_convert.roofline import draw_roofline
+        from qwen35_convert.benchmarking.roofline import draw_roofline
 
         draw_roofline(found, plot)
     if json:
@@ -278,7 +327,7 @@ def bench(
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     """Return the numbers of `1,8,64`; none for an empty text."""
-    from qwen35_convert.recipe import RecipeError
+    from qwen35_convert.errors import RecipeError
 
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
@@ -288,8 +337,9 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 
 def _limit(size: str | None) -> Limit:
     """Return the limit that `600MB` sets; without one, that of the command."""
-    from qwen35_convert.memory import Limit
-    from qwen35_convert.recipe import RecipeError, parse_size
+    from qwen35_convert.errors import RecipeError
+    from qwen35_convert.recipe import parse_size
+    from qwen35_convert.run.memory import Limit
 
     try:
         return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))
@@ -340,27 +390,10 @@ def recipes(
         print(f"{bundled:<16} {headline(bundled)}")
 
 
-def _exit_code(error: ValueError) -> int | None:
-    """Return the exit code of an error a user can cause; None for a bug of ours."""
-    from formats.tensor import FormatError
-    from quant.scheme import QuantError
-    from qwen35_convert.api import MissingError
-    from qwen35_convert.fetch import FetchError
-    from qwen35_convert.recipe import RecipeError
-    from qwen35_convert.sink import OutputError
-    from runtime.sample import RequestError
-
-    codes: dict[type[ValueError], int] = {
-        RecipeError: MISUSED, RequestError: MISUSED, FormatError: INPUT, QuantError: INPUT,
-        FetchError: INPUT, OutputError: OUTPUT, MissingError: LACKING,
-    }  # fmt: skip
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
-
-
 def main() -> None:
     """Run the command line; errors are one block on stderr, a traceback is a bug."""
     try:
-        from qwen35_convert.bus_error import exit_on_bus_error
+        from qwen35_convert.run.bus_error import exit_on_bus_error
 
         exit_on_bus_error(INPUT)
         app(prog_name="qwen35")
@@ -371,15 +404,11 @@ def main() -> None:
         if done.code == INTERRUPTED:
             print(STOPPED, file=sys.stderr)
         raise
-    except ValueError as error:
-        code = _exit_code(error)
-        if code is None:
-            raise
-        left = getattr(error, "left", "nothing was written")
-        said = str(error)
-        said = said if len(said) <= MAX_MESSAGE else f"{said[:MAX_MESSAGE]} ..."
-        print(f"qwen35: {said}\n  left  {left}", file=sys.stderr)
-        sys.exit(code)
+    except Qwen35Error as error:
+        text = str(error)
+        text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
+        print(f"qwen35: {text}\n  left  {error.left}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

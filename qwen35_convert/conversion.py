@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from formats.checkpoint import Checkpoint
-from formats.tensor import FormatError
-from quant.scheme import QuantError
-from qwen35_convert.engine import Means
-from qwen35_convert.fetch import FetchError
-from qwen35_convert.file_sink import FileSink, is_gguf
-from qwen35_convert.journal import Journal
-from qwen35_convert.logits import LogitsCheck
-from qwen35_convert.memory import Limit
-from qwen35_convert.plan import Plan
+from formats.errors import FormatError
+from quant.errors import QuantError
+from qwen35_convert.containers.safetensors.side_files import add_side_files
+from qwen35_convert.errors import FetchError, OutputError
+from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import quiet, rows_bar
-from qwen35_convert.receipt import Origin, describe_files, make_receipt, version
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.side_files import add_side_files
-from qwen35_convert.sink import JOURNAL, FolderSink, OutputError, writing
-from qwen35_convert.verify import Checks, Report, verify
+from qwen35_convert.run.executor import Means
+from qwen35_convert.run.memory import Limit
+from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.verify import Checks, Report, verify
+from qwen35_convert.write.file_sink import FileSink, is_gguf
+from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.receipt import Origin, describe_files, make_receipt, version
+from qwen35_convert.write.sink import JOURNAL, FolderSink, writing
 
 
 @dataclass(frozen=True, slots=True)

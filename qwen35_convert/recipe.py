@@ -25,18 +25,25 @@ from pydantic import (
     model_validator,
 )
 
+from qwen35_convert.errors import RecipeError
+
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 MAX_RECIPE_BYTES = 64 << 10
 MAX_DEPTH = 16
 MAX_GLOB = 500
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-         "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}  # fmt: skip
-
-
-class RecipeError(ValueError):
-    """The recipe or a flag asks for something that does not exist or cannot be."""
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 class _Part(BaseModel):
@@ -139,8 +146,9 @@ class Recipe(_Part):
         """Hold the keys apart that only one of the two formats knows."""
         if self.export.format == "gguf":
             if self.layout != "text" or self.experts != "split":
-                raise ValueError("export.format is gguf, which has its own layout: "
-                                 "leave layout and experts out")  # fmt: skip
+                raise ValueError(
+                    "export.format is gguf, which has its own layout: leave layout and experts out"
+                )
         elif self.quantize.mix != "ours" or self.quantize.imatrix:
             raise ValueError("quantize.mix and quantize.imatrix are for export.format gguf")
         return self
@@ -184,8 +192,12 @@ NOT_PLAIN = {
 
 
 ENDS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
-STARTS = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken,
-          yaml.BlockSequenceStartToken, yaml.BlockMappingStartToken)  # fmt: skip
+STARTS = (
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.BlockMappingStartToken,
+)
 
 
 def _check_plain(text: str) -> None:

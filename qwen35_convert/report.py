@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quant.scheme import KEEP
-from qwen35_convert.receipt import dump_json
+from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
     from qwen35_convert.api import Conversion
-    from qwen35_convert.bench import Bench
-    from qwen35_convert.imatrix_file import ImatrixReport
-    from qwen35_convert.inspection import Inspection
-    from qwen35_convert.plan import Plan
-    from qwen35_convert.verify import Report
+    from qwen35_convert.benchmarking.bench import Bench
+    from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
+    from qwen35_convert.inspection.inspect import Inspection
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.verification.verify import Report
 
 MAX_LISTED = 20
 
@@ -78,15 +78,20 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "files": {shard.name: shard.nbytes for shard in plan.shards},
         "rows": [
             {
-                "name": row.atom.name, "role": row.atom.role, "source": row.atom.stored,
-                "dtype": row.atom.dtype, "shape": list(row.atom.shape), "scheme": row.scheme,
-                "reason": row.reason, "outputs": [output.name for output in row.outputs],
+                "name": row.atom.name,
+                "role": row.atom.role,
+                "source": row.atom.stored,
+                "dtype": row.atom.dtype,
+                "shape": list(row.atom.shape),
+                "scheme": row.scheme,
+                "reason": row.reason,
+                "outputs": [output.name for output in row.outputs],
             }
             for row in plan.rows
         ],
         "dropped": plan.dropped,
         "notes": list(plan.notes),
-    }  # fmt: skip
+    }
 
 
 def print_conversion(done: Conversion) -> None:
@@ -112,8 +117,10 @@ def print_report(report: Report) -> None:
         print(f"FAILED      {failure.tensor}\n            {failure.problem}")
     if len(report.failures) > MAX_LISTED:
         print(f"            and {len(report.failures) - MAX_LISTED} more (--json lists them)")
-    print(f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
-          + ("" if report.against else ", without a source to compare with"))  # fmt: skip
+    print(
+        f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
+        + ("" if report.against else ", without a source to compare with")
+    )
 
 
 def _print_logits(found: dict[str, Any]) -> None:
@@ -141,8 +148,7 @@ def print_imatrix(made: ImatrixReport) -> None:
     print(f"{made.out}: {made.tensors} tensors, {made.tokens} tokens in {made.chunks} chunks")
     if made.unseen:
         some = ", ".join(made.unseen[:MAX_LISTED])
-        print(f"note: {len(made.unseen)} experts were reached by no token: {some}",
-              file=sys.stderr)  # fmt: skip
+        print(f"note: {len(made.unseen)} experts were reached by no token: {some}", file=sys.stderr)
 
 
 def print_bench(bench: Bench) -> None:
@@ -150,14 +156,18 @@ def print_bench(bench: Bench) -> None:
     versions = ", ".join(f"{name} {said}" for name, said in bench.versions.items())
     print(f"{bench.artifact} on {bench.device} ({versions})")
     peer = f"{bench.peer:>14}" if bench.peer else ""
-    print(f"{'step':<9}{'batch':>6}{'tokens':>8}{'ms':>10}{'eager':>10}{'tokens/s':>11}"
-          f"{'floor ms':>10}{'of floor':>10}{'memory':>11}{peer}")  # fmt: skip
+    print(
+        f"{'step':<9}{'batch':>6}{'tokens':>8}{'ms':>10}{'eager':>10}{'tokens/s':>11}"
+        f"{'floor ms':>10}{'of floor':>10}{'memory':>11}{peer}"
+    )
     for p in bench.points:
         memory = size_text(p.peak_memory) if p.peak_memory else "-"
-        print(f"{p.what:<9}{p.batch:>6}{p.tokens:>8}{p.ms:>10.3f}{_or_dash(p.eager_ms, 10, '.3f')}"
-              f"{p.tokens_per_s:>11.0f}{_or_dash(p.floor_ms, 10, '.3f')}"
-              f"{_or_dash(p.fraction_of_floor, 10, '.0%')}{memory:>11}"
-              f"{_or_dash(p.peer_ms, 14, '.3f') if bench.peer else ''}")  # fmt: skip
+        print(
+            f"{p.what:<9}{p.batch:>6}{p.tokens:>8}{p.ms:>10.3f}{_or_dash(p.eager_ms, 10, '.3f')}"
+            f"{p.tokens_per_s:>11.0f}{_or_dash(p.floor_ms, 10, '.3f')}"
+            f"{_or_dash(p.fraction_of_floor, 10, '.0%')}{memory:>11}"
+            f"{_or_dash(p.peer_ms, 14, '.3f') if bench.peer else ''}"
+        )
 
 
 def _or_dash(value: float | None, width: int, form: str) -> str:

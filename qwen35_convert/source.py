@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint, open_checkpoint
-from qwen35_convert.fetch import fetch, find_cached
-from qwen35_convert.hub import is_offline, open_hub, parse_repo
-from qwen35_convert.receipt import Origin
-from qwen35_convert.recipe import RecipeError
-from qwen35_convert.stream import open_stream
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.hub.client import is_offline, open_hub, parse_repo
+from qwen35_convert.hub.fetch import fetch, find_cached
+from qwen35_convert.hub.stream import open_stream
+from qwen35_convert.write.receipt import Origin
 
 
 def open_source(

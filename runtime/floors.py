@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.config import Config
+from formats.family.config import Config
 
 BF16_BYTES = 2
 FP8_BYTES = 1 + 4 / 128**2

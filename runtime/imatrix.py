@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from formats.checkpoint import Checkpoint
-from formats.config import Config
+from formats.family.config import Config
+from runtime.errors import RequestError
 from runtime.kernels.gemm_fp8 import Weight, linear
 from runtime.kernels.mlp import silu_mul
 from runtime.kernels.moe import MoeWeights, route, router_logits
@@ -40,7 +41,6 @@ from runtime.model import (
     attention_heads,
     rule_heads,
 )
-from runtime.sample import RequestError
 from runtime.state import Batch, Pools, Room, Span, State
 
 GROUP_TOKENS = 2048
@@ -76,9 +76,10 @@ class Imatrix:
         return (sums if order is None else sums[order]), self.counts[name]
 
     def stacked(
-        self, naming: Callable[[str], tuple[str, int | None]],
+        self,
+        naming: Callable[[str], tuple[str, int | None]],
         order: Callable[[str], Tensor | None] = lambda _: None,
-    ) -> dict[str, tuple[Tensor, Tensor]]:  # fmt: skip
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         """Return (in_sum2 [E, K], counts [E]) float32 by the names of a file that stacks experts.
 
         naming  from our name to the file's, and the place if it is an expert's
@@ -100,9 +101,12 @@ def _stack(rows: list[tuple[int, Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def collect(
-    checkpoint: Checkpoint, token_ids: Sequence[Tensor], *, device: torch.device | str = "cpu",
+    checkpoint: Checkpoint,
+    token_ids: Sequence[Tensor],
+    *,
+    device: torch.device | str = "cpu",
     progress: Progress = lambda _: None,
-) -> Imatrix:  # fmt: skip
+) -> Imatrix:
     """Return what a text's tokens bring to every linear, the MTP head's too.
 
     token_ids  texts [T] of their own, each of 2 tokens at least; all are held, T*H float32
@@ -136,8 +140,10 @@ def _collect_mtp(
     states = torch.cat([part[:-1] for part in by_text])
     following = [ids[1:] for ids in token_ids]
     embedding = loader.rows(loader.open("embed_tokens"), torch.cat(following))
-    both = [rmsnorm(embedding, mtp.norm_embedding, config.eps),
-            rmsnorm(states, mtp.norm_hidden, config.eps)]  # fmt: skip
+    both = [
+        rmsnorm(embedding, mtp.norm_embedding, config.eps),
+        rmsnorm(states, mtp.norm_hidden, config.eps),
+    ]
     x = torch.cat(both, -1)
     found.add(["mtp.fc"], x)
     walk = _Walk(config, loader, found, _groups(following))
@@ -192,10 +198,12 @@ class _Walk:
         """Return the residual stream [T, H] after a layer whose inputs are added."""
         normed = rmsnorm(x, layer.input_norm, self.config.eps)
         pools = self.pools[kind]
-        mixed = torch.cat([
-            self._mix(normed[rows], layer.mixer, pools, context, prefix)
-            for rows, context in self.groups
-        ])  # fmt: skip
+        mixed = torch.cat(
+            [
+                self._mix(normed[rows], layer.mixer, pools, context, prefix)
+                for rows, context in self.groups
+            ]
+        )
         normed, x = add_rmsnorm(mixed, x, layer.post_norm, self.config.eps)
         return x + self._feed_forward(normed, layer.feed_forward, prefix + "mlp.")
 
@@ -214,10 +222,12 @@ class _Walk:
 
     def _feed_forward(self, x: Tensor, w: FeedForward, prefix: str) -> Tensor:
         if isinstance(w, Mlp):
-            return torch.cat([
-                self._expert(part, w.gate_up, w.down, prefix)
-                for part in torch.split(x, GROUP_TOKENS)
-            ])  # fmt: skip
+            return torch.cat(
+                [
+                    self._expert(part, w.gate_up, w.down, prefix)
+                    for part in torch.split(x, GROUP_TOKENS)
+                ]
+            )
         return self._moe(x, w, prefix)
 
     def _expert(self, x: Tensor, gate_up: Weight, down: Weight, prefix: str) -> Tensor:

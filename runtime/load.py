@@ -19,21 +19,25 @@ import torch
 from torch import Tensor
 
 from formats.checkpoint import Checkpoint
-from formats.config import Config
-from formats.tensor import FormatError
+from formats.errors import FormatError
+from formats.family.config import Config
+from quant.stored import Value, open_value
 from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe import Experts, MoeWeights
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
-from runtime.values import Value, open_value
 
 FLOAT32_ROLES = ("A_log", "dt_bias", "gdn_norm")
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def load_model(
-    checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype, *,
-    keep_fp8: bool = False, dynamic_fp8: bool = False,
-) -> Model:  # fmt: skip
+    checkpoint: Checkpoint,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    *,
+    keep_fp8: bool = False,
+    dynamic_fp8: bool = False,
+) -> Model:
     """Return the text model, with its MTP head if there is one.
 
     keep_fp8     FP8 weights stay codes and scales
@@ -55,9 +59,13 @@ def load_model(
 
 
 def load_layer(
-    checkpoint: Checkpoint, i: int, device: torch.device | str, dtype: torch.dtype, *,
+    checkpoint: Checkpoint,
+    i: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    *,
     keep_fp8: bool = False,
-) -> Layer:  # fmt: skip
+) -> Layer:
     """Return decoder layer i; nothing else is read."""
     return Loader(checkpoint, torch.device(device), dtype, keep_fp8).layer(i)
 
@@ -173,9 +181,13 @@ class Loader:
             return MoeWeights(self.tensor(router, gate), self._stack(ups), self._stack(downs))
         ups, downs = zip(*experts, strict=True)
         return MoeWeights(
-            self.tensor(router), self._stack(ups), self._stack(downs), self.tensor(gate),
-            self.linear(*shared[0]), self.linear(*shared[1]),
-        )  # fmt: skip
+            self.tensor(router),
+            self._stack(ups),
+            self._stack(downs),
+            self.tensor(gate),
+            self.linear(*shared[0]),
+            self.linear(*shared[1]),
+        )
 
     def _absorbs(self, expert: Expert, shared: Expert) -> bool:
         sizes = self.config.sizes

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from formats.config import Config
+from formats.family.config import Config
 from runtime.kernels.attention import split_query_gate
 from runtime.kernels.attention_decode import attention_decode
 from runtime.kernels.attention_prefill import attention_prefill

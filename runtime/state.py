@@ -23,7 +23,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from formats.config import Config
+from formats.family.config import Config
 
 Pools = tuple[Tensor, Tensor]
 
@@ -61,9 +61,13 @@ class State:
 
     @staticmethod
     def allocate(
-        config: Config, room: Room, *, device: torch.device, dtype: torch.dtype,
+        config: Config,
+        room: Room,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
         recurrent_dtype: torch.dtype = torch.float32,
-    ) -> State:  # fmt: skip
+    ) -> State:
         """Return empty pools."""
         sizes, kinds = config.sizes, config.layer_types
         gdn = kinds.count("linear_attention")

@@ -14,30 +14,52 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from formats.config import read_config
-from formats.names import HUB, place
-from formats.qwen35 import Form, Slot, family
+from formats.family.config import read_config
+from formats.family.rules import Form, Slot, family
+from formats.safetensors.names import HUB, place
 
 Weights = dict[str, torch.Tensor]
 
 SIZES: dict[str, dict[str, int]] = {
     "ragged": {
-        "hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-        "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24, "vocab_size": 300, "intermediate_size": 160,
-        "moe_intermediate_size": 40, "shared_expert_intermediate_size": 48, "num_experts": 5,
+        "hidden_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "vocab_size": 300,
+        "intermediate_size": 160,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 48,
+        "num_experts": 5,
         "num_experts_per_tok": 2,
     },
     "blocky": {
-        "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128,
-        "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 64,
-        "linear_value_head_dim": 128, "vocab_size": 256, "intermediate_size": 384,
-        "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256, "num_experts": 4,
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 3,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 128,
+        "vocab_size": 256,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 256,
+        "num_experts": 4,
         "num_experts_per_tok": 2,
     },
-}  # fmt: skip
-MOE_ONLY = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts",
-            "num_experts_per_tok")  # fmt: skip
+}
+MOE_ONLY = (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "num_experts",
+    "num_experts_per_tok",
+)
 
 
 def text_config(*, moe: bool = False, sizes: str = "blocky", **changes: Any) -> dict[str, Any]:
@@ -48,14 +70,23 @@ def text_config(*, moe: bool = False, sizes: str = "blocky", **changes: Any) -> 
         "model_type": "qwen3_5_moe_text" if moe else "qwen3_5_text",
         "num_hidden_layers": 4,
         "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "linear_conv_kernel_dim": 4, "attn_output_gate": True, "hidden_act": "silu",
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "mamba_ssm_dtype": "float32",
-        "mtp_num_hidden_layers": 1, "tie_word_embeddings": False, "dtype": "bfloat16",
+        "linear_conv_kernel_dim": 4,
+        "attn_output_gate": True,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
         "rope_parameters": {
-            "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True, "mrope_section": [2, 1, 1],
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
         },
-    }  # fmt: skip
+    }
     return text | changes
 
 
@@ -69,16 +100,26 @@ def hub_config(*, moe: bool = False, sizes: str = "blocky", **changes: Any) -> d
         "model_type": kind,
         "text_config": text,
         "vision_config": {
-            "model_type": kind, "depth": 1, "hidden_size": 32, "intermediate_size": 48,
-            "num_heads": 2, "in_channels": 3, "patch_size": 4, "temporal_patch_size": 2,
-            "spatial_merge_size": 2, "out_hidden_size": text["hidden_size"],
-            "num_position_embeddings": 16, "hidden_act": "gelu_pytorch_tanh",
+            "model_type": kind,
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "in_channels": 3,
+            "patch_size": 4,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": text["hidden_size"],
+            "num_position_embeddings": 16,
+            "hidden_act": "gelu_pytorch_tanh",
             "deepstack_visual_indexes": [],
         },
         "tie_word_embeddings": text["tie_word_embeddings"],
-        "image_token_id": 250, "video_token_id": 251,
-        "vision_start_token_id": 252, "vision_end_token_id": 253,
-    }  # fmt: skip
+        "image_token_id": 250,
+        "video_token_id": 251,
+        "vision_start_token_id": 252,
+        "vision_end_token_id": 253,
+    }
 
 
 def random_value(slot: Slot, generator: torch.Generator) -> torch.Tensor:

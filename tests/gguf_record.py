@@ -37,10 +37,15 @@ def describe(path: Path) -> Record:
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    keys = {name: [[kind.name for kind in field.types], _short(field.contents())]
-            for name, field in reader.fields.items() if not name.startswith("GGUF.")}  # fmt: skip
-    tensors = {t.name: [t.tensor_type.name, [int(n) for n in t.shape], _content(t.data)]
-               for t in reader.tensors}  # fmt: skip
+    keys = {
+        name: [[kind.name for kind in field.types], _short(field.contents())]
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.")
+    }
+    tensors = {
+        t.name: [t.tensor_type.name, [int(n) for n in t.shape], _content(t.data)]
+        for t in reader.tensors
+    }
     return {"keys": keys, "tensors": tensors}
 
 
@@ -89,10 +94,14 @@ def convert(source: Path, out: Path, case: str) -> Path:
     from qwen35_convert.recipe import build_recipe
 
     mix, mtp, vision = CASES[case]
-    recipe = build_recipe({
-        "mtp": mtp, "vision": "keep" if vision else "drop",
-        "quantize": {"scheme": mix, "rules": "llama.cpp"}, "export": {"format": "gguf"},
-    })  # fmt: skip
+    recipe = build_recipe(
+        {
+            "mtp": mtp,
+            "vision": "keep" if vision else "drop",
+            "quantize": {"scheme": mix, "rules": "llama.cpp"},
+            "export": {"format": "gguf"},
+        }
+    )
     api.convert(source, out / f"{case}.gguf", recipe, verify=False)
     return out / (f"mmproj-{case}.gguf" if vision else f"{case}.gguf")
 

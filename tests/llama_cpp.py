@@ -143,14 +143,22 @@ def library() -> Any:
 def _check_layout(model: _ModelParams, context: _ContextParams) -> None:
     seen = [
         (context.n_ctx, context.n_batch, context.n_ubatch, context.n_seq_max),
-        list(context.kinds), context.flash_attn_type, list(context.rope), context.defrag_thold,
+        list(context.kinds),
+        context.flash_attn_type,
+        list(context.rope),
+        context.defrag_thold,
         (context.type_k, context.type_v),
         (model.n_gpu_layers, model.use_extra_bufts, model.no_alloc, model.load_mtp),
-    ]  # fmt: skip
+    ]
     defaults = [
-        (512, 2048, 512, 1), [-1, -1, -1], -1, [0, 0, -1, -1, -1, -1], -1,
-        (_F16, _F16), (-1, True, False, False),
-    ]  # fmt: skip
+        (512, 2048, 512, 1),
+        [-1, -1, -1],
+        -1,
+        [0, 0, -1, -1, -1, -1],
+        -1,
+        (_F16, _F16),
+        (-1, True, False, False),
+    ]
     assert seen == defaults, f"llama.h has changed its parameters: {seen}, expected {defaults}"
 
 

@@ -35,9 +35,11 @@ class _Params(c.Structure):
 
 class _Text(c.Structure):
     _fields_ = [
-        ("text", c.c_char_p), ("text_len", c.c_size_t), ("add_special", c.c_bool),
+        ("text", c.c_char_p),
+        ("text_len", c.c_size_t),
+        ("add_special", c.c_bool),
         ("parse_special", c.c_bool),
-    ]  # fmt: skip
+    ]
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -86,8 +88,14 @@ def encode_image(
 
 def _params(lib: Any) -> _Params:
     params: _Params = lib.mtmd_context_params_default()
-    seen = (params.n_threads, params.media_marker, params.flash_attn_type, params.warmup,
-            params.image_min_tokens, params.image_max_tokens)  # fmt: skip
+    seen = (
+        params.n_threads,
+        params.media_marker,
+        params.flash_attn_type,
+        params.warmup,
+        params.image_min_tokens,
+        params.image_max_tokens,
+    )
     assert seen == (4, _MARKER, -1, True, -1, -1), f"mtmd.h has changed its parameters: {seen}"
     params.use_gpu, params.warmup = False, False
     params.n_threads, params.flash_attn_type = 1, OFF

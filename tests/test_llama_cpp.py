@@ -21,10 +21,10 @@ from transformers import Qwen3_5ForConditionalGeneration
 from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
 from qwen35_convert.recipe import Recipe, build_recipe
-from qwen35_convert.text import DEFAULT_TEXT
-from runtime.engine import generate
+from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
 from runtime.model import Model, draft_states, hidden_states, logits
+from runtime.serve.engine import generate
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp

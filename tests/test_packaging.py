@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_wheel_has_exactly_the_four_packages(tmp_path):

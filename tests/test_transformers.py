@@ -16,14 +16,14 @@ from transformers import (
 from transformers.utils import logging
 
 from formats.checkpoint import open_checkpoint
+from quant.stored import open_value
 from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
-from runtime.values import open_value
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("ignore")
-TEXT = Path(__file__).parent.parent / "qwen35_convert" / "default_text.txt"
+TEXT = Path(__file__).parent.parent / "qwen35_convert" / "text" / "default_text.txt"
 
 
 def load(folder: Path, dtype=torch.bfloat16, **options):
@@ -115,12 +115,23 @@ def test_the_bundled_model_keeps_its_mind_in_fp8(tmp_path, nano):
 def test_qwen3_next_becomes_a_qwen3_5_with_the_same_logits(tmp_path):
     """Two value heads per key head of unequal width: a wrong split of qkvz or ba cannot agree."""
     config = Qwen3NextConfig(
-        vocab_size=300, hidden_size=96, intermediate_size=64, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, linear_num_key_heads=2,
-        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24,
-        moe_intermediate_size=40, shared_expert_intermediate_size=48, num_experts=5,
-        num_experts_per_tok=2, dtype="bfloat16",
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=96,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=48,
+        num_experts=5,
+        num_experts_per_tok=2,
+        dtype="bfloat16",
+    )
     torch.manual_seed(35)
     Qwen3NextForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "in")
     api.convert(tmp_path / "in", tmp_path / "out", read_recipe("bf16-split"))

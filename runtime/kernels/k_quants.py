@@ -3,7 +3,7 @@
     Q4_K   w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
     Q6_K   w ~ d l q              16 blocks of 16 columns with l to a super-block with d
 
-`quant.k_lines` and `quant.k_steps` have the searches. Here one thread has a block's columns in its
+`quant.ggml.k_lines` and `k_steps` have the searches. Here one thread has a block's columns in its
 registers and adds them up in their order, like a lane there; then threads side by side round a
 super-block's scales, and rows are read again, coalesced, for the codes of what is stored.
 
@@ -33,8 +33,8 @@ NUM_BLOCKS = 128  # of a program: one to a thread
 
 
 def encode_k_reference(name: str, w_NK: Tensor) -> Tensor:
-    """Say what `encode_k` computes: the blocks of `quant.k_quants`."""
-    from quant.k_quants import encode_rows
+    """Say what `encode_k` computes: the blocks of `quant.ggml.k_quants`."""
+    from quant.ggml.k_quants import encode_rows
 
     halves = w_NK.dtype == torch.bfloat16
     w = w_NK.detach().cpu() if halves else w_NK.detach().cpu().float()

@@ -23,9 +23,13 @@ def test_a_tiny_model_is_checked_and_nothing_is_recorded():
     command = [sys.executable, "benchmarks/hopper.py", "--device", "cpu", "--check-only"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--models", "tiny-bf16"], cwd=ROOT, env=environment, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [*command, "--models", "tiny-bf16"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     line = json.loads(done.stdout.splitlines()[-1])
     assert line["passed"]
@@ -44,9 +48,11 @@ def test_the_rule_is_timed_while_others_wait(tmp_path, monkeypatch):
         return {"ms": 1.0}
 
     for name, stand_in in (
-        ("prefill_error", lambda heads: 0.0), ("step_error", lambda heads: 0.0),
-        ("prefill", held), ("step", held),
-    ):  # fmt: skip
+        ("prefill_error", lambda heads: 0.0),
+        ("step_error", lambda heads: 0.0),
+        ("prefill", held),
+        ("step", held),
+    ):
         monkeypatch.setattr(rule, name, stand_in)
     options = SimpleNamespace(only=["gdn_prefill", "gdn_decode"], check_only=False, lock=lock)
     check, *lines = rule.measure_rule("27B-fp8", None, options)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from formats.config import read_config
-from formats.layout import Layout, recognise
-from formats.names import normalise
-from formats.qwen35 import RULES, template
-from formats.safetensors_file import TORCH_NAMES
+from formats.family.config import read_config
+from formats.family.layout import Layout, recognise
+from formats.family.rules import RULES, template
+from formats.safetensors.file import TORCH_NAMES
+from formats.safetensors.names import normalise
 from formats.tensor import TensorInfo
 from tests.checkpoints import Weights, split_experts
 
@@ -48,9 +48,10 @@ def shiftable(weights: Weights) -> Weights:
     """Round the zero-centred norms to multiples of 2^-7 (no -0): 1 + w is exact in BF16."""
     return {
         name: ((w.float() * 128).round() / 128 + 0.0).clamp(-0.5, 0.5).to(w.dtype)
-        if role_of(name) == "norm" else w
+        if role_of(name) == "norm"
+        else w
         for name, w in weights.items()
-    }  # fmt: skip
+    }
 
 
 def to_mlx(weights: Weights) -> Weights:

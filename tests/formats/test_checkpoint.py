@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from formats.checkpoint import INDEX, MAX_MAPPED, SIDE_FILES, open_checkpoint
-from formats.tensor import FormatError
+from formats.errors import FormatError
 from tests.checkpoints import Weights, dense, hub_config, make_weights, moe, write_checkpoint
 
 UP = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -134,9 +134,21 @@ def test_an_index_that_names_a_tensor_its_file_lacks_is_refused(sharded):
 
 @pytest.mark.parametrize(
     "file",
-    ["../model.safetensors", "/model.safetensors", "a/b.safetensors", "..", ".", "",
-     "..\\model.safetensors", "model.bin", "a\0.safetensors", 5, None, ["model.safetensors"]],
-)  # fmt: skip
+    [
+        "../model.safetensors",
+        "/model.safetensors",
+        "a/b.safetensors",
+        "..",
+        ".",
+        "",
+        "..\\model.safetensors",
+        "model.bin",
+        "a\0.safetensors",
+        5,
+        None,
+        ["model.safetensors"],
+    ],
+)
 def test_an_index_may_name_files_of_its_folder_only(tmp_path, file):
     folder = dense(tmp_path / "in" / "deep")
     shutil.copy(folder / "model.safetensors", tmp_path / "in" / "model.safetensors")
@@ -182,8 +194,15 @@ def test_files_behind_symlinks_are_read(tmp_path, sharded, weights):
 
 def test_only_known_side_files_are_listed(tmp_path):
     folder = dense(tmp_path / "in")
-    for name in (*SIDE_FILES, "modeling_qwen.py", "pytorch_model.bin", "optimizer.pt", ".env",
-                 "training_args.bin", "tokenizer.json.bak"):  # fmt: skip
+    for name in (
+        *SIDE_FILES,
+        "modeling_qwen.py",
+        "pytorch_model.bin",
+        "optimizer.pt",
+        ".env",
+        "training_args.bin",
+        "tokenizer.json.bak",
+    ):
         (folder / name).write_bytes(b"x")
     (folder / "vocab.json").unlink()
     (folder / "vocab.json").mkdir()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats.errors import FormatError
 from formats.json_file import parse_object, read_object
-from formats.tensor import FormatError
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text()
 scalars |= st.floats(allow_nan=False, allow_infinity=False)

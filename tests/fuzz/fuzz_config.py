@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from formats.config import MAX_EXPERTS, MAX_LAYERS, read_config
+from formats.errors import FormatError
+from formats.family.config import MAX_EXPERTS, MAX_LAYERS, read_config
 from formats.json_file import parse_object
-from formats.tensor import FormatError
 from tests.fuzz.loop import main
 
-MODULES = ("formats.json_file", "formats.config")
+MODULES = ("formats.json_file", "formats.family.config")
 WORDS = (
     b'"model_type":',
     b'"qwen3_5_text"',

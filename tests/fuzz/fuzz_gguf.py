@@ -8,23 +8,23 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from formats.config import read_config
-from formats.gguf_file import GgufFile
-from formats.gguf_header import NAMES
-from formats.gguf_metadata import config_from_metadata
-from formats.gguf_tokenizer_files import tokenizer_files
-from formats.tensor import FormatError
+from formats.errors import FormatError
+from formats.family.config import read_config
+from formats.gguf.file import GgufFile
+from formats.gguf.header import NAMES
+from formats.gguf.metadata import config_from_metadata
+from formats.gguf.tokenizer_files import tokenizer_files
 from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "x.gguf"
 MODULES = (
-    "formats.gguf_header",
-    "formats.gguf_file",
-    "formats.gguf_keys",
-    "formats.gguf_metadata",
-    "formats.gguf_tokenizer_files",
-    "formats.config",
+    "formats.gguf.header",
+    "formats.gguf.file",
+    "formats.gguf.keys",
+    "formats.gguf.metadata",
+    "formats.gguf.tokenizer_files",
+    "formats.family.config",
 )
 WORDS = (
     *(i.to_bytes(4, "little") for i in range(len(NAMES) + 1)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from qwen35_convert.recipe import Recipe, RecipeError, build_recipe, read_recipe
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()

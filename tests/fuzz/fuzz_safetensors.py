@@ -6,13 +6,14 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from formats.safetensors_file import read_header
-from formats.tensor import DTYPE_BYTES, FormatError
+from formats.errors import FormatError
+from formats.safetensors.file import read_header
+from formats.tensor import DTYPE_BYTES
 from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "x.safetensors"
-MODULES = ("formats.safetensors_file", "formats.json_file")
+MODULES = ("formats.safetensors.file", "formats.json_file")
 WORDS = (
     *(b'"%s"' % name.encode() for name in DTYPE_BYTES),
     b'"dtype":',

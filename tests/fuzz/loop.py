@@ -23,8 +23,28 @@ ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "hostile" / "corpus"
 FOUND = ROOT / "out" / "fuzz"
 SLOW = 2.0
-NUMBERS = (0, 1, 2, 7, 8, 31, 32, 127, 128, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31,
-           (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
+NUMBERS = (
+    0,
+    1,
+    2,
+    7,
+    8,
+    31,
+    32,
+    127,
+    128,
+    255,
+    256,
+    65535,
+    65536,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+)
 MAX_BYTES = 1 << 16
 Test = Callable[[bytes], object]
 
@@ -131,11 +151,18 @@ def _run_atheris(
     escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in words)
     dictionary.write_text("".join(f'"{word}"\n' for word in escaped))
     arguments = [
-        sys.argv[0], f"-max_total_time={asked.seconds}", f"-seed={asked.seed + 1}",
-        f"-timeout={int(10 * SLOW)}", f"-max_len={MAX_BYTES}", f"-artifact_prefix={FOUND}/",
-        f"-dict={dictionary}", "-rss_limit_mb=2048", "-print_final_stats=1", str(corpus),
+        sys.argv[0],
+        f"-max_total_time={asked.seconds}",
+        f"-seed={asked.seed + 1}",
+        f"-timeout={int(10 * SLOW)}",
+        f"-max_len={MAX_BYTES}",
+        f"-artifact_prefix={FOUND}/",
+        f"-dict={dictionary}",
+        "-rss_limit_mb=2048",
+        "-print_final_stats=1",
+        str(corpus),
         str(CORPUS / name),
-    ]  # fmt: skip
+    ]
     atheris.Setup(arguments, test)
     atheris.Fuzz()
 

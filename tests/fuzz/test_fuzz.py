@@ -7,8 +7,12 @@ import pytest
 from tests.fuzz import fuzz_config, fuzz_gguf, fuzz_recipe, fuzz_safetensors
 from tests.fuzz.loop import run_plain
 
-FUZZERS = {"safetensors": fuzz_safetensors, "config": fuzz_config, "gguf": fuzz_gguf,
-           "recipe": fuzz_recipe}  # fmt: skip
+FUZZERS = {
+    "safetensors": fuzz_safetensors,
+    "config": fuzz_config,
+    "gguf": fuzz_gguf,
+    "recipe": fuzz_recipe,
+}
 
 
 @pytest.mark.parametrize("name", FUZZERS)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.qwen35 import Form
+from formats.family.rules import Form
 from tests.checkpoints import make_weights, text_config, write_checkpoint
 
 INPUT, MISUSED, DONE = 3, 2, 0
@@ -53,9 +53,13 @@ def small_config(**changes: Any) -> dict[str, Any]:
     """Return the config of the good model: two layers of odd sizes, no MTP."""
     types = ["linear_attention", "full_attention"]
     return text_config(
-        sizes="ragged", num_hidden_layers=2, layer_types=types, mtp_num_hidden_layers=0,
-        linear_value_head_dim=16, **changes,
-    )  # fmt: skip
+        sizes="ragged",
+        num_hidden_layers=2,
+        layer_types=types,
+        mtp_num_hidden_layers=0,
+        linear_value_head_dim=16,
+        **changes,
+    )
 
 
 def write_good(folder: Path) -> Path:

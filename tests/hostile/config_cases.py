@@ -21,8 +21,15 @@ NO_SIZES: dict[str, Any] = {
     "other": 7919,
     "long": 10**4000,
 }
-SIZES = ("hidden_size", "num_attention_heads", "vocab_size", "intermediate_size",
-         "linear_num_value_heads", "linear_conv_kernel_dim", "num_hidden_layers")  # fmt: skip
+SIZES = (
+    "hidden_size",
+    "num_attention_heads",
+    "vocab_size",
+    "intermediate_size",
+    "linear_num_value_heads",
+    "linear_conv_kernel_dim",
+    "num_hidden_layers",
+)
 NO_NUMBERS: dict[str, Any] = {
     "negative": -1.0,
     "zero": 0.0,

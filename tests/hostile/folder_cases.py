@@ -191,8 +191,9 @@ def _harmless() -> Iterator[Case]:
         yield Case("stray", f"{name}-is-a-fifo", _fifo(file), code=DONE)
     yield Case("stray", "a-link-inside-the-folder", _inner_link, code=DONE)
     yield Case("stray", "an-endless-folder", _link("loop", "."), code=DONE)
-    yield Case("stray", "the-hub-cache", _true_cache, code=DONE,
-               source="../models--a--b/snapshots/1")  # fmt: skip
+    yield Case(
+        "stray", "the-hub-cache", _true_cache, code=DONE, source="../models--a--b/snapshots/1"
+    )
 
 
 def _folder(file: str) -> Harm:

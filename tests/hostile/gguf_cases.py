@@ -9,13 +9,13 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
-from formats.config import read_config
-from formats.gguf_file import build_header
-from formats.gguf_header import Kv
-from formats.gguf_metadata import text_metadata
-from formats.gguf_names import gguf_name, ops_to_gguf
-from formats.ops import shape_after
-from formats.qwen35 import Form, family
+from formats.family.config import read_config
+from formats.family.ops import shape_after
+from formats.family.rules import Form, family
+from formats.gguf.file import build_header
+from formats.gguf.header import Kv
+from formats.gguf.metadata import text_metadata
+from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
 from tests.hostile.case import Case, Harm, harm_file, hole, small_config
 
@@ -41,9 +41,15 @@ def text(value: bytes, length: int | None = None) -> bytes:
 
 
 def head(
-    pairs: Sequence[bytes] = (), tensors: Sequence[bytes] = (), *, magic: bytes = b"GGUF",
-    version: int = 3, num_tensors: int | None = None, num_pairs: int | None = None, data: int = 0,
-) -> bytes:  # fmt: skip
+    pairs: Sequence[bytes] = (),
+    tensors: Sequence[bytes] = (),
+    *,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+    num_tensors: int | None = None,
+    num_pairs: int | None = None,
+    data: int = 0,
+) -> bytes:
     """Return a file written by hand: a header that may lie, padding, so many zeros of data."""
     counts = u64(len(tensors) if num_tensors is None else num_tensors)
     counts += u64(len(pairs) if num_pairs is None else num_pairs)
@@ -61,8 +67,13 @@ def array(kind: int, count: int, items: bytes = b"") -> bytes:
     return u32(kind) + u64(count) + items
 
 
-def tensor(name: bytes, sizes: Sequence[int] = (8,), kind: int = 0, offset: int = 0,
-           dims: int | None = None) -> bytes:  # fmt: skip
+def tensor(
+    name: bytes,
+    sizes: Sequence[int] = (8,),
+    kind: int = 0,
+    offset: int = 0,
+    dims: int | None = None,
+) -> bytes:
     """Return a tensor's entry."""
     count = len(sizes) if dims is None else dims
     return text(name) + u32(count) + b"".join(map(u64, sizes)) + u32(kind) + u64(offset)
@@ -300,8 +311,12 @@ def _files() -> Iterator[Case]:
     yield _case("file-absent", lambda folder: None)
     yield _case("file-is-a-folder", lambda folder: (folder / FILE).mkdir())
     yield _case("file-is-a-fifo", lambda folder: os.mkfifo(folder / FILE))
-    for name in ("m-00001-of-00002.gguf", "m-00003-of-00002.gguf", "m-00000-of-00000.gguf",
-                 "m-00001-of-99999.gguf"):  # fmt: skip
+    for name in (
+        "m-00001-of-00002.gguf",
+        "m-00003-of-00002.gguf",
+        "m-00000-of-00000.gguf",
+        "m-00001-of-99999.gguf",
+    ):
         yield _case(f"split-{name[2:-5]}", split(name), source=name)
     for name, count in (("a-hundred-thousand", 100_000), ("four-million", 1 << 22)):
         words = pair(b"general.architecture", ARRAY, array(STRING, count, bytes(8 * count)))

@@ -268,10 +268,17 @@ def _large() -> Iterator[Case]:
     names = b"{" + b'"a":0,' * 4_000_000 + b"}"
     fewer = b"{" + b",".join(b'"%x":{}' % i for i in range(100_000)) + b"}"
     numbers = b'{"a":[' + b"0.5," * 4_000_000 + b"0]}"
-    for name, text in (("lists", lists), ("objects", objects), ("names", names),
-                       ("numbers", numbers), ("few-names", fewer)):  # fmt: skip
+    for name, text in (
+        ("lists", lists),
+        ("objects", objects),
+        ("names", names),
+        ("numbers", numbers),
+        ("few-names", fewer),
+    ):
         content = with_header(text)
         yield Case(
-            "safetensors", f"header-of-millions-of-{name}", harm_file(WEIGHTS, content),
+            "safetensors",
+            f"header-of-millions-of-{name}",
+            harm_file(WEIGHTS, content),
             memory=3 * len(content) + (64 << 20),
-        )  # fmt: skip
+        )

@@ -25,8 +25,13 @@ TABLES = (safetensors_cases, folder_cases, config_cases, gguf_cases, recipe_case
 CASES = [case for table in TABLES for case in table.cases()]
 # Of the processor, not of the clock: the slowest case takes 1 s on an idle core.
 MAX_SECONDS = 15.0
-WRITTEN = {*SIDE_FILES, "config.json", "model.safetensors", "model.safetensors.index.json",
-           "qwen35-receipt.json"}  # fmt: skip
+WRITTEN = {
+    *SIDE_FILES,
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "qwen35-receipt.json",
+}
 
 
 @pytest.fixture(scope="session")
@@ -108,16 +113,27 @@ def test_there_are_hundreds_of_cases_and_no_name_twice():
 
 def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([sys.executable, "-m", "qwen35_convert.cli", *map(str, arguments)],
-                          cwd=cwd, env=environment, capture_output=True, text=True, timeout=120,
-                          check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "qwen35_convert.cli", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
     "name",
-    ["safetensors-header-deep-lists", "index-points-to-far-parent", "config-word-1e400",
-     "gguf-pair-text-length-huge", "recipe-alias-bomb"],
-)  # fmt: skip
+    [
+        "safetensors-header-deep-lists",
+        "index-points-to-far-parent",
+        "config-word-1e400",
+        "gguf-pair-text-length-huge",
+        "recipe-alias-bomb",
+    ],
+)
 def test_the_command_prints_one_block_and_no_traceback(name, good, tmp_path):
     case = next(case for case in CASES if case.id == name)
     source, recipe = prepare(case, good, tmp_path)

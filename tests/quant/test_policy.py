@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quant.errors import QuantError
 from quant.policy import LINEAR, PROTECTED, Policy, PolicyRule, Weight, assign
-from quant.scheme import KEEP, QuantError
+from quant.scheme import KEEP
 
 QKV = "layers.3.self_attn.qkv"
 WEIGHTS = (

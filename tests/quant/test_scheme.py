@@ -7,9 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from quant import fp8, fp8_cpu
+from quant.errors import QuantError
+from quant.fp8 import cpu as fp8_cpu
+from quant.fp8 import reference as fp8
 from quant.measure import Error
-from quant.scheme import SCHEMES, QuantError, Stored, get_scheme
+from quant.scheme import SCHEMES, Stored, get_scheme
 
 TORCH_TYPES = {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16, "F32": torch.float32}
 

@@ -16,16 +16,26 @@ import pytest
 from qwen35_convert.recipe import bundled_recipes
 from tests.checkpoints import dense, moe
 
-ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("inspect", "download", "convert", "quantize", "verify", "imatrix", "bench", "run",
-            "recipes")  # fmt: skip
+ROOT = Path(__file__).parents[2]
+COMMANDS = (
+    "inspect",
+    "download",
+    "convert",
+    "quantize",
+    "verify",
+    "imatrix",
+    "bench",
+    "run",
+    "recipes",
+)
 
 
 def qwen35(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "qwen35_convert.cli", *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_help_needs_no_torch():
@@ -37,8 +47,9 @@ def test_help_needs_no_torch():
         "heavy = {'torch', 'numba', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -126,7 +137,7 @@ def test_errors_are_one_block_with_the_exit_code_of_their_kind(tmp_path, argumen
 def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     source = moe(tmp_path / "in")
     code = (
-        "import qwen35_convert.run as run, sys, time\n"
+        "import qwen35_convert.run.items as run, sys, time\n"
         "run.JOURNAL_SECONDS = 0.0\n"
         "inner = run.convert_row\n"
         "def slow(*args):\n    time.sleep(0.02)\n    return inner(*args)\n"
@@ -136,8 +147,9 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
         " '--workers', '1', '--no-verify']\n"
         "cli.main()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE,
-                               text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
     journal = tmp_path / ".out.qwen35-partial" / "journal"
     while process.poll() is None and rows_done(journal) < 3:
         time.sleep(0.02)

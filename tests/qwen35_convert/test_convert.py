@@ -18,12 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from formats.checkpoint import open_checkpoint
-from formats.qwen35 import Form
-from formats.tensor import FormatError
-from quant.scheme import QuantError
+from formats.errors import FormatError
+from formats.family.rules import Form
+from quant.errors import QuantError
 from qwen35_convert import api
-from qwen35_convert.recipe import RecipeError, read_recipe
-from qwen35_convert.sink import OutputError, exchange, partial_of
+from qwen35_convert.errors import OutputError, RecipeError
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.write.sink import exchange, partial_of
 from tests.checkpoints import (
     dense,
     hub_config,
@@ -54,8 +55,11 @@ def test_bf16_split_strips_the_namespace_and_changes_no_byte(tmp_path):
     source = dense(tmp_path / "in", sizes="ragged")
     done = api.convert(source, tmp_path / "out", read_recipe("bf16-split"))
     before, after = tensors_of(source), tensors_of(tmp_path / "out")
-    text = {n.replace("model.language_model.", "model."): t for n, t in before.items()
-            if not n.startswith("model.visual.")}  # fmt: skip
+    text = {
+        n.replace("model.language_model.", "model."): t
+        for n, t in before.items()
+        if not n.startswith("model.visual.")
+    }
     assert after.keys() == text.keys()
     for name, value in text.items():
         assert after[name].dtype == value.dtype, name
@@ -106,11 +110,24 @@ def test_every_layout_of_one_model_gives_the_same_bytes(tmp_path):
     layouts = {
         "hub": (config, weights),
         "split": (config, split_experts(weights)),
-        "nested": (config, {n.replace("model.language_model.", "model.language_model." * 1
-                            + "language_model.language_model."): t for n, t in weights.items()}),
-        "mlx-names": (config, {n.replace("model.language_model.", "language_model.model."): t
-                               for n, t in weights.items()}),
-    }  # fmt: skip
+        "nested": (
+            config,
+            {
+                n.replace(
+                    "model.language_model.",
+                    "model.language_model." * 1 + "language_model.language_model.",
+                ): t
+                for n, t in weights.items()
+            },
+        ),
+        "mlx-names": (
+            config,
+            {
+                n.replace("model.language_model.", "language_model.model."): t
+                for n, t in weights.items()
+            },
+        ),
+    }
     outputs = []
     for name, (c, w) in layouts.items():
         source = write_checkpoint(tmp_path / name, c, w)
@@ -155,8 +172,14 @@ def test_side_files_are_copied_byte_for_byte_and_code_is_not(tmp_path, nano):
     (source / "pytorch_model.bin").write_bytes(b"\x80\x04")
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
     out = files_of(tmp_path / "out")
-    for name in ("tokenizer.json", "chat_template.jinja", "vocab.json", "merges.txt",
-                 "preprocessor_config.json", "generation_config.json"):  # fmt: skip
+    for name in (
+        "tokenizer.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+        "preprocessor_config.json",
+        "generation_config.json",
+    ):
         assert out[name] == (source / name).read_bytes()
     assert not {"modeling_evil.py", "pytorch_model.bin"} & out.keys()
 
@@ -176,7 +199,9 @@ def test_fp8_input_is_dequantised_unless_asked(tmp_path):
     plain = api.convert(tmp_path / "fp8", tmp_path / "plain")
     assert plain.plan.recipe.name == "bf16-split"
     assert {t.dtype for t in tensors_of(tmp_path / "plain").values()} == {
-        torch.bfloat16, torch.float32}  # fmt: skip
+        torch.bfloat16,
+        torch.float32,
+    }
     assert "quantization_config" not in config_of(tmp_path / "plain")
     again = api.convert(tmp_path / "fp8", tmp_path / "again", read_recipe("fp8-block"))
     assert any("two roundings" in note for note in again.plan.notes)
@@ -281,7 +306,7 @@ def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
     api.convert(source, out, read_recipe("bf16-split"))
     (out / "notes").mkdir()
     before = {path.name: path.stat().st_ino for path in out.iterdir()}
-    monkeypatch.setattr("qwen35_convert.sink.exchange", lambda *_: False)  # as on NFS
+    monkeypatch.setattr("qwen35_convert.write.sink.exchange", lambda *_: False)  # as on NFS
     rename = Path.rename
 
     def fail(self, target):
@@ -367,13 +392,14 @@ def test_shapes_a_loader_cannot_take_stay_bf16_and_the_plan_says_why(tmp_path):
 
 def test_a_killed_conversion_is_resumed_to_the_same_bytes(tmp_path):
     """SIGKILL at several moments: OUT is never there half-done, and the next run completes it."""
-    config = hub_config(moe=True, num_hidden_layers=8, layer_types=["linear_attention",
-                        "full_attention"] * 4)  # fmt: skip
+    config = hub_config(
+        moe=True, num_hidden_layers=8, layer_types=["linear_attention", "full_attention"] * 4
+    )
     source = write_checkpoint(tmp_path / "in", config, make_weights(config))
     api.convert(source, tmp_path / "clean", read_recipe("fp8-block"), verify=False)
     out = tmp_path / "out"
     code = (
-        "import qwen35_convert.run as run, sys, time\n"
+        "import qwen35_convert.run.items as run, sys, time\n"
         "run.JOURNAL_SECONDS = 0.0\n"
         "inner = run.convert_row\n"
         "def slow(*args):\n"
@@ -433,13 +459,16 @@ def test_the_receipt_names_every_file_by_its_hash_and_no_path(tmp_path):
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
     text = (tmp_path / "out" / "qwen35-receipt.json").read_text()
     receipt = json.loads(text)
-    for folder, listed in ((source, receipt["source"]["files"]),
-                           (tmp_path / "out", receipt["output"]["files"])):  # fmt: skip
+    for folder, listed in (
+        (source, receipt["source"]["files"]),
+        (tmp_path / "out", receipt["output"]["files"]),
+    ):
         for name, said in listed.items():
             data = (folder / name).read_bytes()
             assert said == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    assert set(receipt["output"]["files"]) == {
-        p.name for p in (tmp_path / "out").iterdir()} - {"qwen35-receipt.json"}  # fmt: skip
+    assert set(receipt["output"]["files"]) == {p.name for p in (tmp_path / "out").iterdir()} - {
+        "qwen35-receipt.json"
+    }
     assert str(tmp_path) not in text
     assert receipt["errors"]["fp8-block"]["relative_rms"] > 0
 
@@ -457,8 +486,10 @@ def test_the_order_of_tensors_in_the_source_changes_no_tensor(tmp_path):
 
 def test_a_source_of_f32_and_f16_weights_is_quantised_too(tmp_path):
     config = hub_config()
-    weights = {n: t.to(torch.float16) if "mlp" in n.split(".") else t.float()
-               for n, t in make_weights(config).items()}  # fmt: skip
+    weights = {
+        n: t.to(torch.float16) if "mlp" in n.split(".") else t.float()
+        for n, t in make_weights(config).items()
+    }
     source = write_checkpoint(tmp_path / "in", config, weights)
     done = api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
     assert done.report is not None

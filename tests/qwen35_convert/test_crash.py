@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.journal import Journal
-from qwen35_convert.plan import Shard
+from qwen35_convert.errors import OutputError
+from qwen35_convert.planning.plan import Shard
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.sink import FolderSink, OutputError, partial_of
+from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.sink import FolderSink, partial_of
 
 ROOT = Path(__file__).parents[2]
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="forks after torch is loaded")
@@ -31,11 +32,24 @@ def sink_of(out: Path) -> FolderSink:
 @needs_linux
 def test_faults_of_this_machine_cost_nothing_but_time():
     """SIGKILL, ENOSPC, EIO, SIGINT, a source that shrinks, two conversions at once."""
-    command = [sys.executable, "-m", "benchmarks.faults_local", "--count", "1", "--what", "kills",
-               "steps", "writes", "reads", "interrupts", "races"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults_local",
+        "--count",
+        "1",
+        "--what",
+        "kills",
+        "steps",
+        "writes",
+        "reads",
+        "interrupts",
+        "races",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 6

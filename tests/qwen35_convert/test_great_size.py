@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
 from formats.checkpoint import open_checkpoint
-from formats.qwen35 import Form
-from runtime.values import open_value
+from formats.family.rules import Form
+from quant.stored import open_value
 
 F, H = 4096, 4096
 EXPERTS = "model.language_model.layers.0.mlp.experts"
@@ -21,9 +21,14 @@ EXPERTS = "model.language_model.layers.0.mlp.experts"
 def write_expert(folder: Path, experts: int, chosen: int) -> dict[str, np.ndarray]:
     """Write a layer of holes with one expert in it; return its bits, the file read by hand."""
     sizes = A3B | {
-        "hidden_size": H, "moe_intermediate_size": F, "num_experts": experts, "vocab_size": 1000,
-        "num_hidden_layers": 1, "layer_types": ["linear_attention"], "mtp_num_hidden_layers": 0,
-    }  # fmt: skip
+        "hidden_size": H,
+        "moe_intermediate_size": F,
+        "num_experts": experts,
+        "vocab_size": 1000,
+        "num_hidden_layers": 1,
+        "layer_types": ["linear_attention"],
+        "mtp_num_hidden_layers": 0,
+    }
     write_sparse(folder, Shape(sizes, form=Form(vision=False, mtp_layers=0, experts="fused")))
     bits, random = {}, np.random.default_rng(35)
     with (folder / "model-00001-of-00001.safetensors").open("r+b") as file:
@@ -35,8 +40,11 @@ def write_expert(folder: Path, experts: int, chosen: int) -> dict[str, np.ndarra
             bits[name] = random.integers(0x3C00, 0x4000, (rows, columns), "<u2")
             file.seek(8 + length + entry["data_offsets"][0] + chosen * rows * columns * 2)
             file.write(bits[name].tobytes())
-    return {"gate_proj": bits["gate_up_proj"][:F], "up_proj": bits["gate_up_proj"][F:],
-            "down_proj": bits["down_proj"]}  # fmt: skip
+    return {
+        "gate_proj": bits["gate_up_proj"][:F],
+        "up_proj": bits["gate_up_proj"][F:],
+        "down_proj": bits["down_proj"],
+    }
 
 
 @pytest.mark.parametrize("chosen", [0, 127, 128, 511])  # 128 begins at 2^32 elements, 511 at 34 GB

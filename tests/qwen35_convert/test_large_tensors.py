@@ -15,15 +15,15 @@ import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
 from formats.checkpoint import Checkpoint, open_checkpoint
-from formats.gguf_file import GgufFile
-from qwen35_convert import sink as sinks
-from qwen35_convert.file_sink import FileSink
-from qwen35_convert.plan import Plan
-from qwen35_convert.planning import make_plan
+from formats.gguf.file import GgufFile
+from quant.stored import ROOM
+from qwen35_convert.planning.make import make_plan
+from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run import convert_row, make_worker
-from qwen35_convert.sink import FolderSink
-from runtime.values import ROOM
+from qwen35_convert.run.items import convert_row, make_worker
+from qwen35_convert.write import sink as sinks
+from qwen35_convert.write.file_sink import FileSink
+from qwen35_convert.write.sink import FolderSink
 
 NANO = Path(__file__).parents[1] / "data" / "nano-dense"
 E, F, C = 520, 1024, 2048  # gate_up [E, 2F, C] has 2.2e9 elements, 4.4e9 bytes
@@ -31,10 +31,17 @@ LAST = E - 1
 GATE_UP = "model.language_model.layers.0.mlp.experts.gate_up_proj"
 DOWN = "model.language_model.layers.0.mlp.experts.down_proj"
 SHAPE = Shape(
-    A3B | {"num_hidden_layers": 1, "num_experts": E, "vocab_size": 2048, "hidden_size": C,
-           "moe_intermediate_size": F, "shared_expert_intermediate_size": F,
-           "mtp_num_hidden_layers": 0}
-)  # fmt: skip
+    A3B
+    | {
+        "num_hidden_layers": 1,
+        "num_experts": E,
+        "vocab_size": 2048,
+        "hidden_size": C,
+        "moe_intermediate_size": F,
+        "shared_expert_intermediate_size": F,
+        "mtp_num_hidden_layers": 0,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +135,9 @@ def test_a_gguf_file_over_4_gib_is_written_and_read_at_its_end(tmp_path, source,
         row = next(r for r in plan.rows if r.atom.name.endswith(f".{LAST}.{projection}"))
         w = torch.from_numpy(expert_bits(source, projection)).view(torch.bfloat16)
         expected = plan.schemes()[row.scheme].encode(w)[""]
-        assert torch.equal(stack[LAST].reshape(-1).view(torch.uint8), expected.reshape(-1).view(
-            torch.uint8))  # fmt: skip
+        assert torch.equal(
+            stack[LAST].reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
+        )
         assert data.tobytes() == expected.contiguous().view(torch.uint8).numpy().tobytes()
     if type_ == "bf16":
         assert max(start for start, _ in file.ranges.values()) > 2**32

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import (
     MAX_RECIPE_BYTES,
     UNITS,
     Recipe,
-    RecipeError,
     build_recipe,
     bundled_recipes,
     find_recipe,
@@ -50,14 +50,23 @@ def test_a_bundled_recipe_loads_and_says_what_it_is_for(name):
 
 def test_a_bundled_recipe_resolves_to_plain_values():
     assert read_recipe("fp8-block").model_dump() == {
-        "name": "fp8-block", "layout": "text", "experts": "split", "mtp": "keep",
-        "vision": "drop", "only": None,
-        "quantize": {"scheme": "fp8-block", "scale": "pow2", "rules": (), "mix": "ours",
-                     "imatrix": None},
+        "name": "fp8-block",
+        "layout": "text",
+        "experts": "split",
+        "mtp": "keep",
+        "vision": "drop",
+        "only": None,
+        "quantize": {
+            "scheme": "fp8-block",
+            "scale": "pow2",
+            "rules": (),
+            "mix": "ours",
+            "imatrix": None,
+        },
         "export": {"format": "safetensors", "max_shard_size": 5_000_000_000},
         "verify": {"level": "tensors", "text": "default", "max_kl": None, "min_top1": None},
         "bench": {"prefill": (512, 8192), "batch": (1, 8, 64)},
-    }  # fmt: skip
+    }
 
 
 def test_an_empty_recipe_is_the_default():
@@ -222,7 +231,7 @@ def test_a_recipe_that_is_nowhere_near_is_refused(name):
         ("quantize={scheme: keep}", lambda r: r.quantize.scheme == "keep"),
         ("verify.level='structure'", lambda r: r.verify.level == "structure"),
     ],
-)  # fmt: skip
+)
 def test_a_flag_overrides_the_file(override, read):
     assert read(read_recipe("fp8-block", [override, "vision=drop"]))
 
@@ -279,9 +288,24 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "-5GB", "5 apples", "5GBB", "1e9", ".5GB", "5.", "0x10", "inf", "nan",
-             "9" * 400 + "GB", "\u0665GB", "5 G B"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "GB",
+        "-5GB",
+        "5 apples",
+        "5GBB",
+        "1e9",
+        ".5GB",
+        "5.",
+        "0x10",
+        "inf",
+        "nan",
+        "9" * 400 + "GB",
+        "\u0665GB",
+        "5 G B",
+    ],
+)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="is no size"):
         parse_size(text)

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 from formats.checkpoint import open_checkpoint
-from qwen35_convert.text import DEFAULT_TEXT
-from runtime.engine import Engine, Request
+from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
 from runtime.model import Model, hidden_states, logits
+from runtime.serve.engine import Engine, Request
 from runtime.state import Batch, Room, Span, State
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
@@ -121,5 +121,9 @@ def mean_kl(p_logits: torch.Tensor, q_logits: torch.Tensor) -> float:
 
 def state_of(state: State, slot: int, length: int) -> list[torch.Tensor]:
     """Return all that is kept of a sequence of this length."""
-    return [state.recurrent[slot], state.conv[slot],
-            state.keys[:, slot, :length], state.values[:, slot, :length]]  # fmt: skip
+    return [
+        state.recurrent[slot],
+        state.conv[slot],
+        state.keys[:, slot, :length],
+        state.values[:, slot, :length],
+    ]

@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from formats.checkpoint import open_checkpoint
+from runtime.errors import RequestError
 from runtime.imatrix import Imatrix, collect
 from runtime.load import Loader
 from runtime.model import final_norm
-from runtime.sample import RequestError
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 logging.set_verbosity_error()
 pytestmark = pytest.mark.filterwarnings("ignore")
-NANO = Path(__file__).parent.parent / "data" / "nano-dense"
+NANO = Path(__file__).parents[1] / "data" / "nano-dense"
 # float32 activations, squared and summed: what two orders of addition make of them
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from formats.checkpoint import Checkpoint, open_checkpoint
-from formats.names import TEXT
-from formats.tensor import FormatError
-from quant.fp8 import dequantize_block, dequantize_channel, quantize_channel
+from formats.errors import FormatError
+from formats.safetensors.names import TEXT
+from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
 from runtime.kernels.gemm_fp8 import Fp8Weight
 from runtime.load import Loader, load_layer
 from runtime.model import Model

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from formats.config import read_config
+from formats.family.config import read_config
 from runtime.state import Batch, Room, Span, State, conv_channels
 from tests.checkpoints import hub_config
 from tests.runtime.models import full, load, pools_for, run, some_ids, state_of, write
@@ -20,9 +20,12 @@ def config(**changes):
 
 def allocate(its_config, recurrent_dtype=torch.float32, **more):
     return State.allocate(
-        its_config, Room(3, 70, **more), device=torch.device("cpu"), dtype=torch.bfloat16,
+        its_config,
+        Room(3, 70, **more),
+        device=torch.device("cpu"),
+        dtype=torch.bfloat16,
         recurrent_dtype=recurrent_dtype,
-    )  # fmt: skip
+    )
 
 
 def test_each_layer_sees_its_pools_with_slots_first():

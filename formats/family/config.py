@@ -1,0 +1,311 @@
+"""config.json, read: sizes by symbol, layer types, rope, tie flags; nothing is guessed.
+
+Sizes are always read, never derived from each other (head_dim is 256 although 5120 / 24 is not).
+A field that is absent or null takes transformers' default for its class, and says so when a shape
+disagrees. `layer_types` wins over `full_attention_interval`. Source: transformers' configuration
+classes `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`, `Qwen3NextConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from formats.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# symbol: (field, default of transformers' class; None: there is no sensible one)
+TEXT_FIELDS: dict[str, tuple[str, int | None]] = {
+    "V": ("vocab_size", None),
+    "H": ("hidden_size", None),
+    "NH": ("num_attention_heads", None),
+    "NKV": ("num_key_value_heads", None),
+    "HD": ("head_dim", 256),
+    "NK": ("linear_num_key_heads", 16),
+    "NV": ("linear_num_value_heads", 32),
+    "DK": ("linear_key_head_dim", 128),
+    "DV": ("linear_value_head_dim", 128),
+    "K": ("linear_conv_kernel_dim", 4),
+}
+DENSE_FIELDS: dict[str, tuple[str, int | None]] = {"I": ("intermediate_size", None)}
+MOE_FIELDS: dict[str, tuple[str, int | None]] = {
+    "E": ("num_experts", None),
+    "TOPK": ("num_experts_per_tok", None),
+    "F": ("moe_intermediate_size", None),
+    "S": ("shared_expert_intermediate_size", None),
+}
+VISION_FIELDS: dict[str, tuple[str, int | None]] = {
+    "vD": ("depth", None),
+    "vH": ("hidden_size", None),
+    "vI": ("intermediate_size", None),
+    "vNH": ("num_heads", None),
+    "vC": ("in_channels", 3),
+    "vP": ("patch_size", 16),
+    "vT": ("temporal_patch_size", 2),
+    "vM": ("spatial_merge_size", 2),
+    "vO": ("out_hidden_size", None),
+    "vN": ("num_position_embeddings", 2304),
+}
+
+# model_type of the text part: is it a mixture of experts?
+TEXT_TYPES = {"qwen3_5_text": False, "qwen3_5_moe_text": True, "qwen3_next": True}
+OUTER_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+LAYER_TYPES = ("linear_attention", "full_attention")
+MAX_SIZE = (1 << 31) - 1
+# Bounds on how many tensors a config can promise: the largest release has 92 layers x 512 experts.
+MAX_LAYERS = 1024
+MAX_EXPERTS = 1 << 18
+
+# (whole, part): fields of which the one must be a multiple of the other
+MULTIPLES = (("NH", "NKV"), ("NV", "NK"), ("vH", "vNH"))
+
+# What the architecture has hard-wired: (field, accepted values, what it means otherwise)
+HARD_WIRED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("attn_output_gate", (True,), "attention without an output gate"),
+    ("output_gate_type", ("silu", "swish"), "another gate in the delta rule (qwen4_exp)"),
+    ("hidden_act", ("silu",), "another activation"),
+    ("attention_bias", (False,), "biased attention"),
+    ("norm_topk_prob", (True,), "router weights that are not renormalised"),
+    ("decoder_sparse_step", (1,), "dense layers between the sparse ones"),
+    ("mlp_only_layers", ([],), "dense layers between the sparse ones"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding: base, rotated share of head_dim, mRoPE sections (empty: plain)."""
+
+    theta: float
+    partial: float
+    sections: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What config.json says, resolved.
+
+    `sizes` maps the symbols of the family table to numbers, `fields` to where each was read.
+    """
+
+    raw: dict[str, Any]
+    text: dict[str, Any]
+    vision: dict[str, Any] | None
+    sizes: dict[str, int]
+    fields: dict[str, str]
+    layer_types: tuple[str, ...]
+    rope: Rope
+    eps: float
+    mtp_layers: int
+    tie_flags: dict[str, bool]
+
+    @property
+    def nested(self) -> bool:
+        """Whether the text part is its own object (the vision-language form)."""
+        return self.text is not self.raw
+
+    @property
+    def moe(self) -> bool:
+        """Whether the layers are mixtures of experts."""
+        return "E" in self.sizes
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """The quantization_config block, wherever it stands."""
+        blocks = (_object(part, "", "quantization_config") for part in (self.raw, self.text))
+        return next((block for block in blocks if block), None)
+
+    def source_of(self, shape: str) -> str:
+        """Say where the numbers of a symbolic shape come from: `hidden_size 128, ...`."""
+        symbols = shape.replace("*", " ").replace("+", " ").replace(",", " ").split()
+        known = dict.fromkeys(s for s in symbols if s in self.sizes)
+        return ", ".join(f"{self.fields[s]} {self.sizes[s]}" for s in known)
+
+
+def read_config(raw: dict[str, Any]) -> Config:
+    """Resolve config.json. FormatError names the field that is missing, wrong or not supported."""
+    text, prefix = _text_part(raw)
+    moe = _is_moe(raw, text)
+    _check_hard_wired(text, prefix)
+    groups = [(text, prefix, TEXT_FIELDS), (text, prefix, MOE_FIELDS if moe else DENSE_FIELDS)]
+    vision = _object(raw, "", "vision_config")
+    if vision is not None:
+        groups.append((vision, "vision_config.", VISION_FIELDS))
+    sizes: dict[str, int] = {}
+    fields: dict[str, str] = {}
+    for part, where, table in groups:
+        for symbol, (field, default) in table.items():
+            absent = "" if part.get(field) is not None else " (absent, default)"
+            sizes[symbol] = _size(part, where, field, default)
+            fields[symbol] = where + field + absent
+    layer_types = _layer_types(text, prefix)
+    _check_sizes(sizes, fields, len(layer_types))
+    return Config(
+        raw=raw,
+        text=text,
+        vision=vision,
+        sizes=sizes,
+        fields=fields,
+        layer_types=layer_types,
+        rope=_rope(text, prefix),
+        eps=_number(text, prefix, "rms_norm_eps", 1e-6),
+        mtp_layers=_mtp_layers(text, prefix),
+        tie_flags=_tie_flags(raw, text),
+    )
+
+
+def _mtp_layers(text: dict[str, Any], prefix: str) -> int:
+    count = _size(text, prefix, "mtp_num_hidden_layers", 0, least=0)
+    if count > MAX_LAYERS:
+        raise FormatError(
+            f"config.json: {prefix}mtp_num_hidden_layers is {count}, over {MAX_LAYERS}"
+        )
+    return count
+
+
+def _text_part(raw: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    text = _object(raw, "", "text_config")
+    return (raw, "") if text is None else (text, "text_config.")
+
+
+def _object(part: Mapping[str, Any], where: str, field: str) -> dict[str, Any] | None:
+    value = part.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise FormatError(f"config.json: {where}{field} is not an object")
+    return value
+
+
+def _is_moe(raw: dict[str, Any], text: dict[str, Any]) -> bool:
+    """Both model types, inside and outside, must be of the family; the inner one decides."""
+    outer, inner = raw.get("model_type"), text.get("model_type")
+    for given in (outer, inner) if outer and inner else (inner or outer,):
+        if given not in (*OUTER_TYPES, *TEXT_TYPES):
+            known = ", ".join((*OUTER_TYPES, *TEXT_TYPES))
+            raise FormatError(
+                f"config.json: model_type is {given!r:.120}, expected one of {known}\n"
+                f"  why   {_why_not(str(given))}"
+            )
+    kind = str(inner or outer)
+    return TEXT_TYPES[OUTER_TYPES.get(kind, kind)]
+
+
+def _why_not(model_type: str) -> str:
+    if model_type.startswith("qwen4"):
+        return "qwen4_exp has hyper-connections and another gate; it is not a Qwen3.5"
+    return "qwen35 converts the Qwen3.5 family only"
+
+
+def _check_hard_wired(text: dict[str, Any], prefix: str) -> None:
+    for field, accepted, meaning in HARD_WIRED:
+        value = text.get(field)
+        known = any(type(value) is type(good) and value == good for good in accepted)
+        if value is not None and not known:
+            raise FormatError(
+                f"config.json: {prefix}{field} is {value!r:.120}, expected {accepted[0]!r}\n"
+                f"  why   {meaning} is not part of the Qwen3.5 family"
+            )
+
+
+def _size(
+    part: Mapping[str, Any], where: str, field: str, default: int | None, least: int = 1
+) -> int:
+    value = _given(part, where, field, default)
+    if type(value) is not int or not least <= value <= MAX_SIZE:
+        raise FormatError(
+            f"config.json: {where}{field} is {value!r:.120}, "
+            f"expected an integer from {least} to {MAX_SIZE}"
+        )
+    return value
+
+
+def _given(part: Mapping[str, Any], where: str, field: str, default: float | None) -> object:
+    value = part.get(field)
+    value = default if value is None else value
+    if value is None:
+        raise FormatError(f"config.json: {where}{field} is missing")
+    return value
+
+
+def _check_sizes(sizes: Mapping[str, int], fields: Mapping[str, str], layers: int) -> None:
+    """Refuse sizes that contradict each other, or that promise more tensors than anyone has."""
+    for whole, part in MULTIPLES:
+        if whole in sizes and sizes[whole] % sizes[part]:
+            raise FormatError(
+                f"config.json: {fields[whole]} is {sizes[whole]}, "
+                f"expected a multiple of {fields[part]} {sizes[part]}"
+            )
+    if sizes.get("TOPK", 0) > sizes.get("E", 0):
+        raise FormatError(
+            f"config.json: {fields['TOPK']} is {sizes['TOPK']}, "
+            f"expected at most {fields['E']} {sizes['E']}"
+        )
+    for symbol, most in (("E", MAX_EXPERTS // layers), ("vD", MAX_LAYERS)):
+        if sizes.get(symbol, 0) > most:
+            raise FormatError(
+                f"config.json: {fields[symbol]} is {sizes[symbol]}, expected at most {most}"
+            )
+
+
+def _number(part: Mapping[str, Any], where: str, field: str, default: float | None) -> float:
+    value = _given(part, where, field, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+        raise FormatError(
+            f"config.json: {where}{field} is {value!r:.120}, expected a positive number"
+        )
+    return float(value)
+
+
+def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
+    count = _size(text, prefix, "num_hidden_layers", None)
+    if count > MAX_LAYERS:
+        raise FormatError(f"config.json: {prefix}num_hidden_layers is {count}, over {MAX_LAYERS}")
+    given = text.get("layer_types")
+    if given is None:
+        interval = _size(text, prefix, "full_attention_interval", 4)
+        return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
+    if not isinstance(given, list) or len(given) != count:
+        got = len(given) if isinstance(given, list) else f"{given!r:.120}"
+        raise FormatError(
+            f"config.json: {prefix}layer_types has {got} entries, expected {count} "
+            f"({prefix}num_hidden_layers)"
+        )
+    for i, kind in enumerate(given):
+        if kind not in LAYER_TYPES:
+            raise FormatError(
+                f"config.json: {prefix}layer_types[{i}] is {kind!r:.120}, "
+                f"expected {' or '.join(LAYER_TYPES)}"
+            )
+    return tuple(given)
+
+
+def _rope(text: dict[str, Any], prefix: str) -> Rope:
+    """Read the rope block, or the same fields beside it; theta has no default (not 1e4)."""
+    block = _object(text, prefix, "rope_parameters") or _object(text, prefix, "rope_scaling") or {}
+    where = f"{prefix}rope_parameters."
+    kind = block.get("rope_type", block.get("type", "default"))
+    if kind not in ("default", "mrope"):
+        raise FormatError(f"config.json: {where}rope_type is {kind!r:.120}, expected 'default'")
+    part = text | {key: value for key, value in block.items() if value is not None}
+    sections = [] if part.get("mrope_section") is None else part["mrope_section"]
+    if not isinstance(sections, list) or not all(type(s) is int and s >= 0 for s in sections):
+        raise FormatError(f"config.json: {where}mrope_section is {sections!r:.120}, expected sizes")
+    partial = _number(part, where, "partial_rotary_factor", 0.25)
+    if partial > 1:
+        raise FormatError(f"config.json: {where}partial_rotary_factor is {partial}, over 1")
+    return Rope(_number(part, where, "rope_theta", None), partial, tuple(sections))
+
+
+def _tie_flags(raw: dict[str, Any], text: dict[str, Any]) -> dict[str, bool]:
+    """Every tie flag that is there, by its place; a nested config can hold two that disagree."""
+    parts = {"": raw} if text is raw else {"": raw, "text_config.": text}
+    flags: dict[str, bool] = {}
+    for where, part in parts.items():
+        value = part.get("tie_word_embeddings")
+        if value is not None and not isinstance(value, bool):
+            raise FormatError(
+                f"config.json: {where}tie_word_embeddings is {value!r:.120}, expected true or false"
+            )
+        if value is not None:
+            flags[where + "tie_word_embeddings"] = value
+    return flags

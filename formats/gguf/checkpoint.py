@@ -1,0 +1,79 @@
+"""A GGUF file opened as a checkpoint: config and side files come out of its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from formats.family.config import read_config
+from formats.gguf.file import SHARD, GgufFile, Kv, open_files
+from formats.gguf.metadata import config_from_metadata
+
+SUFFIX = ".gguf"
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file, or all files of a split one from any of them.
+
+    FormatError if the files, or what the metadata say, are not those of a Qwen3.5 text model; what
+    is wrong with the tensors is in `layout.problems`.
+    """
+    if not path.is_file():
+        raise FormatError(f"{path} does not exist, expected a GGUF file")
+    files = open_files(path)
+    kv = files[0].kv
+    infos = {name: info for file in files for name, info in file.infos.items()}
+    try:
+        config = read_config(config_from_metadata(kv, infos))
+    except FormatError as error:
+        raise FormatError(f"{path.name}: {error}") from None
+    return Checkpoint(
+        folder=path.parent,
+        config=config,
+        files={file.path.name: file for file in files},
+        where=_where(files),
+        sides=_Sides(kv),
+        gguf=True,
+        name=_name(kv, path),
+    )
+
+
+def whole_path(checkpoint: Checkpoint) -> Path:
+    """Return where the model would be if it were not split: its file, if it is not."""
+    first = next(iter(checkpoint.files))
+    match = SHARD.fullmatch(first)
+    return checkpoint.folder / (f"{match[1]}.gguf" if match else first)
+
+
+def _where(files: list[GgufFile]) -> dict[str, str]:
+    return {name: file.path.name for file in files for name in file.infos}
+
+
+def _name(kv: Mapping[str, Kv], path: Path) -> str:
+    said = kv["general.name"].value if "general.name" in kv else None
+    return said if isinstance(said, str) and said else path.stem
+
+
+class _Sides(Mapping[str, bytes]):
+    """Side files made from the metadata, when one is first asked for: a vocabulary is large."""
+
+    def __init__(self, kv: Mapping[str, Kv]) -> None:
+        self._kv = kv
+
+    @cached_property
+    def _files(self) -> Mapping[str, bytes]:
+        from formats.gguf.tokenizer import tokenizer_files
+
+        return tokenizer_files(self._kv)
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._files[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)

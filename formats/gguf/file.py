@@ -1,0 +1,270 @@
+"""One GGUF file: a header of keys and of tensors, then the tensors' bytes, each aligned.
+
+    header | zeros | tensor | zeros | tensor | zeros | ...
+
+Every tensor starts at a multiple of `general.alignment` (32), in the header's order and without
+further gaps: ggml refuses anything else, and so do we. Tensors are views on a shared read-only map;
+`release` gives their pages back. Headers are written by the `gguf` package.
+
+Source: ggml's `gguf.cpp`; its `gguf-split` for models in several files. Trap: the zeros after the
+last tensor may be missing; and only the first file of a split model holds the metadata.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from formats.errors import FormatError
+from formats.gguf.header import FIXED, MAX_NAME, Head, Kv, parse_header
+from formats.safetensors.file import MAX_HEADER, TORCH_NAMES, Header, SafetensorsFile
+from formats.tensor import TensorInfo, block_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "ALIGNMENT",
+    "GgufFile",
+    "Kv",
+    "build_header",
+    "files_of",
+    "open_files",
+    "split_name",
+    "split_pairs",
+]
+
+ALIGNMENT = 32
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def _read_head(path: Path) -> tuple[Head, int]:
+    """Return the header and the size of the file."""
+    try:
+        size = path.stat().st_size
+        if size < FIXED.size:
+            raise FormatError(f"{path.name} has {size} bytes, expected a GGUF file")
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+            memoryview(mapped) as whole,
+            whole[:MAX_HEADER] as view,
+        ):
+            return parse_header(path.name, view), size
+    except OSError as error:
+        raise FormatError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def _alignment(file: str, kv: Mapping[str, Kv]) -> int:
+    pair = kv.get("general.alignment", Kv("", "uint32", ALIGNMENT))
+    if pair.kind != "uint32" or pair.value < 8 or pair.value & (pair.value - 1):
+        raise FormatError(
+            f"{file}: general.alignment is {pair.value!r} ({pair.kind}), "
+            "expected a power of two of 8 or more (uint32)"
+        )
+    return int(pair.value)
+
+
+def _place(file: str, head: Head, alignment: int, size: int) -> dict[str, tuple[int, int]]:
+    """Return each tensor's bytes in a file of `size` bytes, which they must fill without gaps."""
+    data = position = _padded(head.length, alignment)
+    before, ranges = "the header", {}
+    for info, offset in zip(head.infos.values(), head.offsets, strict=True):
+        start = data + offset
+        if offset % alignment:
+            raise FormatError(
+                f"{file}: {info.name} is at offset {offset}, expected a multiple of {alignment}"
+            )
+        if start != position:
+            what = "overlaps" if start < position else "leaves a gap after"
+            raise FormatError(
+                f"{file}: {info.name} {what} {before} (offset {offset}, not {position - data})"
+            )
+        stop = start + _nbytes(file, info)
+        if stop > size:
+            raise FormatError(
+                f"{file}: {info.name} ends at byte {stop}, expected at most {size}, the file's end"
+            )
+        ranges[info.name] = (start, stop)
+        position, before = _padded(stop, alignment), info.name
+    if size > position:
+        raise FormatError(
+            f"{file} has {size} bytes, expected {position}: {size - position} too many"
+        )
+    return ranges
+
+
+def _nbytes(file: str, info: TensorInfo) -> int:
+    try:
+        return info.nbytes
+    except FormatError as error:
+        raise FormatError(f"{file}: {error}") from None
+
+
+def _padded(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+class GgufFile:
+    """An open file: metadata, tensors, and their bytes as views.
+
+    `ranges` are absolute bytes. FormatError names the file, the subject and what disagrees.
+    """
+
+    def __init__(self, path: Path) -> None:
+        head, size = _read_head(path)
+        self.path = path
+        self.version = head.version
+        self.kv: Mapping[str, Kv] = head.kv
+        self.alignment = _alignment(path.name, head.kv)
+        self.infos = head.infos
+        self.ranges = _place(path.name, head, self.alignment, size)
+        stored = {name: _stored(info) for name, info in head.infos.items()}
+        self._data = SafetensorsFile(path, Header(stored, self.ranges, {}, ()))
+
+    def read(self, name: str) -> Tensor:
+        """Return a view, not to be written to: block formats as uint8 [..., bytes of a row]."""
+        return self._data.read(name)
+
+    def release(self) -> None:
+        """Drop every page of this file from memory; views stay valid and are read again."""
+        self._data.release()
+
+
+def _stored(info: TensorInfo) -> TensorInfo:
+    """Return the same tensor in a type that torch has."""
+    if info.dtype in TORCH_NAMES:
+        return info
+    block, size = block_of(info.dtype)
+    return TensorInfo(info.name, "U8", (*info.shape[:-1], info.shape[-1] // block * size))
+
+
+def build_header(
+    kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int = ALIGNMENT
+) -> tuple[bytes, list[int]]:
+    """Return the header, padded to `alignment`, and each tensor's absolute byte offset.
+
+    Pairs and tensors keep their order. Tensors are to be followed by zeros up to `alignment`, the
+    last one too. FormatError for a row that is not a whole number of blocks.
+    """
+    _check_output(kvs, infos, alignment)
+    head = _written(kvs, infos, alignment)
+    head += bytes(_padded(len(head), alignment) - len(head))
+    offsets, position = [], len(head)
+    for info in infos:
+        offsets.append(position)
+        position = _padded(position + info.nbytes, alignment)
+    return head, offsets
+
+
+def _check_output(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int) -> None:
+    keys, names = [kv.key for kv in kvs], [info.name for info in infos]
+    for words in (keys, names):
+        twice = [word for word, times in Counter(words).items() if times > 1]
+        assert not twice, f"written twice: {twice}"
+    said = next((kv.value for kv in kvs if kv.key == "general.alignment"), ALIGNMENT)
+    assert said == alignment, f"general.alignment is {said}, the file's is {alignment}"
+    empty = [kv.key for kv in kvs if kv.kind.startswith("array[") and not kv.value]
+    assert not empty, f"ggml's package writes no empty array: {empty}"
+    long = [name for name in names if not 0 < len(name.encode()) <= MAX_NAME]
+    assert not long, f"llama.cpp reads names of up to {MAX_NAME} bytes: {long}"
+
+
+def _written(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int) -> bytes:
+    """Return what the `gguf` package writes for these pairs and tensors, without padding.
+
+    Into memory: a plan writes nothing to a disk.
+    """
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+    from gguf.gguf_writer import WriterState
+
+    writer = GGUFWriter(None, arch="")  # it would add a key: ours is among the pairs
+    writer.data_alignment = alignment
+    for kv in kvs:
+        kind, _, item = kv.kind.removesuffix("]").partition("[")
+        item_type = GGUFValueType[item.upper()] if item else None
+        writer.add_key_value(kv.key, kv.value, GGUFValueType[kind.upper()], item_type)
+    for info in infos:
+        ggml, held = GGMLQuantizationType[info.dtype], np.dtype(np.float32)
+        writer.add_tensor_info(info.name, info.shape, held, info.nbytes, ggml)
+    written = BytesIO()
+    writer.fout = [written]  # type: ignore[list-item]
+    writer.state = WriterState.EMPTY
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    return written.getvalue()
+
+
+def split_name(stem: str, index: int, count: int) -> str:
+    """Return the name of one file of a split model; `index` counts from 1.
+
+    >>> split_name("model", 1, 3)
+    'model-00001-of-00003.gguf'
+    """
+    assert 1 <= index <= count <= 99_999, f"file {index} of {count}"
+    return f"{stem}-{index:05d}-of-{count:05d}.gguf"
+
+
+def split_pairs(index: int, count: int, tensors: int) -> list[Kv]:
+    """Return what file `index` (from 1) of `count` says of the split; `tensors` are all files'."""
+    return [
+        Kv("split.no", "uint16", index - 1),
+        Kv("split.count", "uint16", count),
+        Kv("split.tensors.count", "int32", tensors),
+    ]
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return every file of a model from any one of them, in order. FormatError if one is missing.
+
+    What the headers say of the split is checked by `open_files`.
+    """
+    match = SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, index, count = match[1], int(match[2]), int(match[3])
+    if not 1 <= index <= count:
+        raise FormatError(f"{path.name} is file {index} of {count}, expected 1 to {count}")
+    names = [split_name(stem, i, count) for i in range(1, count + 1)]
+    present = {file.name for file in path.parent.iterdir() if file.is_file()}
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise FormatError(
+            f"{path.name}: {missing[0]} is missing ({len(missing)} of {count} files are)"
+        )
+    return [path.with_name(name) for name in names]
+
+
+def open_files(path: Path) -> list[GgufFile]:
+    """Open every file of a model, the one with the metadata first.
+
+    FormatError if a header and a name disagree about the split, if the tensors are not as many as
+    promised, or if one stands in two files.
+    """
+    files = [GgufFile(file) for file in files_of(path)]
+    total = sum(len(file.infos) for file in files)
+    seen: dict[str, str] = {}
+    for index, file in enumerate(files, 1):
+        _check_split(file, split_pairs(index, len(files), total), alone=len(files) == 1)
+        for name in file.infos:
+            if name in seen:
+                raise FormatError(f"{file.path.name}: {name} is in {seen[name]} too")
+            seen[name] = file.path.name
+    return files
+
+
+def _check_split(file: GgufFile, pairs: Sequence[Kv], *, alone: bool) -> None:
+    for pair in pairs:
+        said = file.kv.get(pair.key)
+        if said is None and alone:
+            continue
+        if said is None or said.value != pair.value:
+            got = "missing" if said is None else repr(said.value)
+            raise FormatError(f"{file.path.name}: {pair.key} is {got}, expected {pair.value}")

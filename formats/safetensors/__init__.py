@@ -1,0 +1,1 @@
+"""Safetensors files and the namespaces of their tensor names."""

@@ -1,0 +1,9 @@
+"""The error of a weight or a recipe that cannot be quantised as asked."""
+
+from __future__ import annotations
+
+from formats.errors import Qwen35Error
+
+
+class QuantError(Qwen35Error):
+    """What was asked for cannot be quantised so, or would be wrong."""

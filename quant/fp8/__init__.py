@@ -1,0 +1,1 @@
+"""FP8 E4M3 with one scale per block, row or tensor."""

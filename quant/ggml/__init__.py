@@ -1,0 +1,1 @@
+"""ggml's types: the bytes of their blocks, and back."""

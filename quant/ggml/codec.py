@@ -1,0 +1,258 @@
+"""ggml's types: the bytes of rows in every type that llama-quantize writes, and back.
+
+    encode    float rows -> blocks, to the byte what ggml's C writes, imatrix included
+    decode    blocks -> float32, also of types that only others write
+    outside   how many weights came back farther off than their type allows
+
+Names are ggml's ("Q4_K"), block sizes those of the `gguf` package. A row is encoded by itself, on
+one thread, without the interpreter's lock: callers cut a weight by rows and bring threads. Where
+ggml's C and the encoders of the `gguf` package differ (the sign of a zero scale), C is followed.
+
+Importing this module imports neither torch nor numba nor gguf.
+
+Shape letters: N rows (outputs), K columns (inputs), B bytes of a row.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quant.errors import QuantError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+CASTS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+LOOPS = {
+    "Q8_0": "quant.ggml.legacy", "Q4_0": "quant.ggml.legacy", "Q4_1": "quant.ggml.legacy",
+    "Q5_0": "quant.ggml.legacy", "Q5_1": "quant.ggml.legacy", "MXFP4": "quant.ggml.mxfp4",
+    "IQ4_NL": "quant.ggml.iq4", "IQ4_XS": "quant.ggml.iq4",
+}  # fmt: skip
+# Where each type's super-block keeps its float16 scales.
+K_QUANTS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+WRITABLE = (*CASTS, *LOOPS, *K_QUANTS)
+
+# Beyond float16 scales of every K-quant, and below where a search's sums overflow.
+LARGEST = 2.0**32
+
+# With an importance matrix these are searched, and those are not.
+SEARCHED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
+UNWEIGHTED = frozenset({"Q8_0", "MXFP4", *CASTS})
+
+# What llama-quantize takes where rows are no multiple of 256; where not of 32 either, F16.
+INSTEAD = {
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+    "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "IQ4_XS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL",
+    "IQ2_S": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
+    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL",
+}  # fmt: skip
+
+
+def block(name: str) -> tuple[int, int]:
+    """Return the columns and the bytes of one block. Raises QuantError for an unknown name."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if name not in GGMLQuantizationType.__members__:
+        raise QuantError(f"ggml has no type {name!r},\n  expected {_writable()}")
+    columns, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+    return int(columns), int(size)
+
+
+def row_bytes(name: str, columns: int) -> int:
+    """Return the bytes of a row. Raises QuantError if it is not a whole number of blocks."""
+    block_columns, block_bytes = block(name)
+    if columns % block_columns:
+        raise QuantError(
+            f"{name} has blocks of {block_columns} columns, a row has {columns},\n"
+            f"  expected a multiple; llama-quantize takes {fallback(name, columns)} instead"
+        )
+    return columns // block_columns * block_bytes
+
+
+def columns(name: str, num_bytes: int) -> int:
+    """Return the columns of a row of so many bytes. Raises QuantError if a block is cut."""
+    block_columns, block_bytes = block(name)
+    if num_bytes % block_bytes:
+        raise QuantError(
+            f"a row has {num_bytes} bytes,\n"
+            f"  expected a multiple of {block_bytes}, the bytes of one {name} block"
+        )
+    return num_bytes // block_bytes * block_columns
+
+
+def fallback(name: str, columns: int) -> str:
+    """Return the type llama-quantize takes for rows of this length: `name`, if they fit it."""
+    if columns % block(name)[0] == 0:
+        return name
+    instead = INSTEAD.get(name, "F16")
+    return instead if columns % block(instead)[0] == 0 else "F16"
+
+
+def encode(
+    name: str, w_NK: Tensor, *, weights: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Return the blocks of a weight, uint8 [N, B].
+
+    w_NK     [N, K] bfloat16, float16 or float32 on the CPU
+    weights  [K] float32, what an error of each column weighs: an imatrix's mean squares, not
+             negative. ggml uses none for Q8_0, MXFP4 and the plain types
+    out      if given, where the blocks go: uint8 [N, B], contiguous
+
+    Raises QuantError for a type that cannot be written, for rows that are not whole blocks, for a
+    weight that holds a NaN or an infinity, and for one whose scale is beyond float16.
+    """
+    import torch
+
+    if name not in WRITABLE:
+        block(name)
+        raise QuantError(f"{name} cannot be written,\n  expected {_writable()}")
+    shape = (w_NK.shape[0], row_bytes(name, w_NK.shape[1]))
+    blocks = torch.empty(shape, dtype=torch.uint8) if out is None else out
+    assert blocks.shape == shape, f"room of {list(blocks.shape)} for blocks of {list(shape)}"
+    assert blocks.is_contiguous(), "blocks would be written to a copy"
+    importance = None if weights is None else _importance(name, weights, w_NK.shape[1])
+    if blocks.numel() and not _encode(name, _bits(w_NK), importance, blocks.numpy()):
+        _refuse(name, w_NK)
+    return blocks
+
+
+def decode(name: str, data_NB: Tensor, columns: int) -> Tensor:
+    """Return the values of blocks, float32 [N, K].
+
+    data_NB  [N, B] uint8; of a plain type also [N, K] of that type
+
+    Raises QuantError for a type nobody decodes, or if B is not that of K columns.
+    """
+    import torch
+
+    data = data_NB.contiguous().view(torch.uint8)
+    if data.shape[1] != row_bytes(name, columns):
+        raise QuantError(
+            f"a row has {data.shape[1]} bytes,\n"
+            f"  expected {row_bytes(name, columns)}: {columns} columns of {name}"
+        )
+    if name in CASTS:
+        return data.view(getattr(torch, CASTS[name])).float()
+    out = torch.empty(data.shape[0], columns)
+    if name in LOOPS:
+        rows, size = block(name)
+        loop = getattr(import_module(LOOPS[name]), f"decode_{name.lower()}")
+        loop(data.numpy().reshape(-1, size), out.numpy().reshape(-1, rows))
+    elif name in K_QUANTS:
+        _k_quants().decode_rows(name, data.numpy(), out.numpy())
+    else:
+        out.copy_(torch.from_numpy(_decode_by_gguf(name, data.numpy())))
+    return out
+
+
+def outside(name: str, w_NK: Tensor, decoded_NK: Tensor, *, weights: Tensor | None = None) -> int:
+    """Return how many decoded weights are farther off than the type allows: `bounds`.
+
+    weights  the importance the weight was encoded with: other errors are allowed then
+
+    Raises QuantError for a type that cannot be written: nothing is known of its encoder.
+    """
+    from quant.ggml import bounds as ggml_bounds
+
+    if name not in WRITABLE:
+        raise QuantError(f"{name} has no bound,\n  expected {_writable()}")
+    assert w_NK.shape == decoded_NK.shape, f"{list(w_NK.shape)} became {list(decoded_NK.shape)}"
+    row_bytes(name, w_NK.shape[1])
+    importance = None if weights is None else _importance(name, weights, w_NK.shape[1])
+    decoded = decoded_NK.detach().float().contiguous().numpy()
+    return ggml_bounds.outside(name, _bits(w_NK), decoded, importance) if decoded.size else 0
+
+
+def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]) -> bool:
+    """Fill in the blocks; return False if a weight is not finite or cannot be stored."""
+    import numpy as np
+
+    from quant.ggml import cast as ggml_cast
+
+    if name in CASTS:
+        cast = getattr(ggml_cast, f"cast_{name.lower()}")
+        return bool(cast(w, out.view(np.uint32 if name == "F32" else np.uint16)))
+    if name in K_QUANTS:
+        below = ggml_cast.all_below(w, np.float32(LARGEST))
+        return bool(below) and _encode_k(name, w, importance, out)
+    blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, 32)
+    if importance is not None and name in SEARCHED:
+        loop = getattr(import_module("quant.ggml.weighted"), f"encode_{name.lower()}")
+        return bool(loop(rows, importance.reshape(-1, 32), blocks))
+    loop = getattr(import_module(LOOPS[name]), f"encode_{name.lower()}")
+    if name in {"IQ4_NL", "IQ4_XS"}:
+        table = np.empty((0, 32), np.float32) if importance is None else importance.reshape(-1, 32)
+        return bool(loop(rows, table, blocks))
+    return bool(loop(rows, blocks))
+
+
+def _encode_k(
+    name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]
+) -> bool:
+    """Fill in super-blocks; return False if a scale is infinite."""
+    import numpy as np
+
+    _k_quants().encode_rows(
+        name, w if w.dtype == np.uint16 else w.view(np.float32), importance, out
+    )
+    blocks = out.reshape(-1, block(name)[1])
+    halves = (blocks[:, at : at + 2].copy().view(np.float16) for at in K_QUANTS[name])
+    return all(np.isfinite(half).all() for half in halves)
+
+
+def _k_quants() -> ModuleType:
+    """Return the loops of the K-quants."""
+    return import_module("quant.ggml.k_quants")
+
+
+def _decode_by_gguf(name: str, data: NDArray[Any]) -> NDArray[Any]:
+    """Return what the gguf package decodes, float32 [N, K]."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        values: NDArray[Any] = dequantize(data, GGMLQuantizationType[name])
+    except NotImplementedError as error:
+        raise QuantError(f"{name} cannot be read,\n  expected {_writable()}") from error
+    return values
+
+
+def _bits(w_NK: Tensor) -> NDArray[Any]:
+    """Return the bits as unsigned integers, float32's for float16."""
+    import torch
+
+    halves = w_NK.dtype == torch.bfloat16
+    x = w_NK.detach() if halves else w_NK.detach().float()
+    bits: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
+    return bits
+
+
+def _importance(name: str, weights: Tensor, columns: int) -> NDArray[Any] | None:
+    """Return float32 [K], None for a type that uses none. Raises QuantError if it is no imatrix."""
+    if tuple(weights.shape) != (columns,):
+        raise QuantError(f"the importance has shape {list(weights.shape)},\n  expected [{columns}]")
+    if not bool((weights.isfinite() & (weights >= 0)).all()):
+        raise QuantError("an importance is negative, infinite or NaN,\n  expected mean squares")
+    if name in UNWEIGHTED:
+        return None
+    importance: NDArray[Any] = weights.float().contiguous().numpy()
+    return importance
+
+
+def _refuse(name: str, w_NK: Tensor) -> None:
+    """Raise the QuantError of a weight that could not be stored."""
+    from quant.fp8.reference import check_finite
+
+    check_finite(w_NK)
+    raise QuantError(
+        f"the largest weight is {float(w_NK.abs().max()):g},\n"
+        f"  expected less: {name} would store an infinity"
+    )
+
+
+def _writable() -> str:
+    return "one of " + " ".join(WRITABLE)

@@ -1,0 +1,311 @@
+"""The loops that fit lines for Q2_K, Q4_K and Q5_K: a scale and a minimum for each block.
+
+    w ~ d l q - e m        q in 0..n, n = 3, 15, 31; l and m in 0..15 or 0..63; d, e float16
+
+`fit` searches the line s q - m of each block of 16 or 32 columns: it tries slopes near
+n / (max - min), takes the codes of each, fits the line of least sum(v (w - s q + m)^2) to them, and
+keeps the one that leaves the least error (Q2_K: sum(v |e|)). Codes of the next slope start at the
+minimum of the best so far, so that slopes depend on each other.
+
+    v = |w|                          Q2_K
+    v = rms of the block + |w|       Q4_K, Q5_K
+    v = g sqrt(c mean(w^2) + w^2)    with an importance g; the mean is the super-block's
+
+`levels` rounds s to d l and m to e m: by the largest of the super-block, or, with an importance, by
+a search for the d that leaves the least sum(V (s - d l)^2), V being the sum of v of the block.
+
+Bytes are those of ggml's C (`make_qkx2_quants`, `make_qkx3_quants`, `make_qp_quants`): the same
+float32 operations in the same order. What makes them fast: each lane of a vector has a block, or a
+super-block, of its own, so that its sums keep their order.
+
+Arrays: w float32 [B, 256], B super-blocks, a multiple of LANES; importance float32 [C, 256], of the
+C super-blocks of a row, or [0, 256] for none; fits float32 [5, B n], n blocks each: slope,
+minimum, slope and start of the search's codes, sum of v. In loops j counts columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# These only name machine operations: a change there would not empty the cache of this file's loops.
+from quant.ggml.k_lanes import (
+    LANES,
+    choose,
+    clamp,
+    everywhere,
+    floats,
+    gather,
+    load,
+    nearest,
+    root,
+    splat,
+    store,
+    whole,
+)
+from quant.numba_ops import as_bits, inline, loop
+
+u32, u64, i32, f32 = np.uint32, np.uint64, np.int32, np.float32
+
+W = u64(LANES)
+SMALLEST = f32(1e-15)
+EXACT = f32(2.0**22)  # up to here the bit trick of `nearest` rounds
+INFINITE = f32(np.inf)
+
+
+@loop
+def fit(w, importance, first, columns, most, slopes, fits):
+    """Fill in the fits of super-blocks, the first of which is number `first` of its matrix.
+
+    slopes  float32 [3]: the first slope is (slopes[0] + most) / (max - min), each further one
+            has slopes[1] more; their number
+    """
+    flat, num_blocks, size = w.reshape(-1), u64(fits.shape[1]), u64(columns * W)
+    weighted = importance.shape[0] > 0
+    spread = np.empty(w.shape[0], f32)
+    x, v, q = np.empty(32 * W, f32), np.empty(32 * W, f32), np.empty(32 * W, f32)
+    if weighted:
+        _spread(flat, f32(1) if columns == u64(16) else f32(2), spread)
+    for block in range(u64(0), num_blocks, W):
+        for j in range(columns):
+            store(x, u64(j * W), gather(flat, u64(u64(block * columns) + j), columns))
+        if weighted:
+            _weigh(importance, spread, first, block, columns, x, v)
+        elif columns == u64(32):
+            _weigh_by_rms(x, v)
+        else:
+            for j in range(u64(0), size, W):
+                store(v, j, abs(load(x, j)))
+        _search(x, v, q, size, most, slopes, weighted, block, fits)
+
+
+@inline
+def _spread(flat, factor, spread):
+    """Fill in the mean square of each super-block, times 1 or 2."""
+    for b in range(u64(0), u64(spread.shape[0]), W):
+        total = splat(f32(0))
+        for j in range(u64(256)):
+            x = gather(flat, u64(u64(b * u64(256)) + j), u64(256))
+            total = total + x * x
+        store(spread, b, splat(factor) * total / splat(f32(256)))
+
+
+@inline
+def _weigh(importance, spread, first, block, columns, x, v):
+    """Fill in g sqrt(c mean(w^2) + w^2)."""
+    flat, mean = importance.reshape(-1), np.empty(W, f32)
+    per_super = u64(u64(256) // columns)
+    for i in range(W):
+        b = u64(block + i)
+        mean[i] = spread[b // per_super]
+        at = u64(u64(u64(u64(first * per_super) + b) * columns) % u64(flat.size))
+        for j in range(columns):
+            v[u64(u64(j * W) + i)] = flat[u64(at + j)]
+    sigma = load(mean, u64(0))
+    for j in range(u64(0), u64(columns * W), W):
+        a = load(x, j)
+        store(v, j, load(v, j) * root(sigma + a * a))
+
+
+@inline
+def _weigh_by_rms(x, v):
+    """Fill in the root of the mean square of a block's 32 columns, plus |w|."""
+    total = splat(f32(0))
+    for j in range(u64(0), u64(u64(32) * W), W):
+        total = total + load(x, j) * load(x, j)
+    rms = root(total / splat(f32(32)))
+    for j in range(u64(0), u64(u64(32) * W), W):
+        store(v, j, rms + abs(load(x, j)))
+
+
+@inline
+def _search(x, v, q, size, most, slopes, weighted, block, fits):
+    """Fill in the fits of LANES blocks."""
+    zero, n = splat(f32(0)), splat(most)
+    least = load(x, u64(0))
+    high, sum_v, sum_vx = least, load(v, u64(0)), load(v, u64(0)) * least
+    for j in range(W, size, W):
+        a, b = load(x, j), load(v, j)
+        least, high = choose(a < least, a, least), choose(a > high, a, high)
+        sum_v, sum_vx = sum_v + b, sum_vx + b * a
+    low = choose(least > zero, zero, least)
+    flat = high <= low
+    slope = n / (high - low)
+    scale = splat(f32(1)) / slope
+    _codes(x, q, size, slope, low, least, high, flat, n, guarded=False)
+    absolute = size < u64(u64(32) * W) and not weighted
+    best = _error(x, v, q, size, scale, low, absolute)
+    # No code but 0 follows from an infinite slope.
+    code_slope = choose(flat | (abs(slope) == splat(INFINITE)), zero, slope)
+    code_start, minimum = low, low
+    for t in range(i32(slopes[2])):
+        slope = splat(f32(f32(slopes[0] + f32(slopes[1] * f32(t))) + most)) / (high - minimum)
+        _codes(x, q, size, slope, minimum, least, high, flat, n, weighted)
+        new_scale, new_minimum, solved = _line(x, v, q, size, sum_v, sum_vx)
+        error = _error(x, v, q, size, new_scale, new_minimum, absolute)
+        better = solved & (error < best)
+        code_slope = choose(better, slope, code_slope)
+        code_start = choose(better, minimum, code_start)
+        best = choose(better, error, best)
+        scale = choose(better, new_scale, scale)
+        minimum = choose(better, new_minimum, minimum)
+    num_blocks = u64(fits.shape[1])
+    out = fits.reshape(-1)
+    store(out, block, choose(flat, zero, scale))
+    store(out, u64(block + num_blocks), zero - choose(flat, low, minimum))
+    store(out, u64(block + u64(2) * num_blocks), choose(flat, zero, code_slope))
+    store(out, u64(block + u64(3) * num_blocks), choose(flat, zero, code_start))
+    store(out, u64(block + u64(4) * num_blocks), sum_v)
+
+
+@inline
+def _codes(x, q, size, slope, start, least, high, flat, n, guarded):
+    """Fill in the codes of one slope, clamped to 0..n; if `guarded`, before they are rounded.
+
+    It matters beyond 2^22 only, where a fit starts within an ulp or so of the largest weight: with
+    an importance ggml guards since build b11434, and older builds have other bytes there.
+    """
+    zero = splat(f32(0))
+    limit = splat(EXACT)
+    inside = (abs(slope * (least - start)) < limit) & (abs(slope * (high - start)) < limit)
+    if guarded or everywhere(flat | inside):
+        for j in range(u64(0), size, W):
+            store(q, j, whole(clamp(slope * (load(x, j) - start), zero, n)))
+    else:
+        for j in range(u64(0), size, W):
+            store(q, j, clamp(floats(nearest(slope * (load(x, j) - start))), zero, n))
+
+
+@inline
+def _line(x, v, q, size, sum_v, sum_vx):
+    """Return scale and minimum of least squares for these codes, and where there is one."""
+    zero = splat(f32(0))
+    sum_q, sum_qq, sum_qx = zero, zero, zero
+    for j in range(u64(0), size, W):
+        code = load(q, j)
+        vq = load(v, j) * code
+        sum_q, sum_qq, sum_qx = sum_q + vq, sum_qq + vq * code, sum_qx + vq * load(x, j)
+    determinant = sum_v * sum_qq - sum_q * sum_q
+    scale = (sum_v * sum_qx - sum_vx * sum_q) / determinant
+    minimum = (sum_qq * sum_vx - sum_q * sum_qx) / determinant
+    above = minimum > zero
+    scale, minimum = choose(above, sum_qx / sum_qq, scale), choose(above, zero, minimum)
+    return scale, minimum, determinant > zero
+
+
+@inline
+def _error(x, v, q, size, scale, minimum, absolute):
+    """Return the sum of v times the errors' squares, or magnitudes."""
+    total = splat(f32(0))
+    if absolute:
+        for j in range(u64(0), size, W):
+            e = scale * load(q, j) + minimum - load(x, j)
+            total = total + load(v, j) * abs(e)
+    else:
+        for j in range(u64(0), size, W):
+            e = scale * load(q, j) + minimum - load(x, j)
+            total = total + load(v, j) * (e * e)
+    return total
+
+
+@loop
+def levels(values, most, out, unit):
+    """Fill in levels [B n] int32 of values [B n], and what a level is worth, float32 [B].
+
+    A level is what ggml keeps of it in a byte: a negative value, which hardly any search returns,
+    wraps. Levels beyond `most` are left to `k_store`.
+    """
+    num_super = u64(unit.size)
+    n = u64(u64(values.size) // num_super)
+    for b in range(num_super):
+        top = f32(0)
+        for k in range(u64(b * n), u64(u64(b + u64(1)) * n)):
+            top = max(top, values[k])
+        inverse = f32(most / top) if top > f32(0) else f32(0)
+        unit[b] = f32(top / most)
+        for k in range(u64(b * n), u64(u64(b + u64(1)) * n)):
+            rounded = as_bits(f32(f32(inverse * values[k]) + f32(12582912)))
+            out[k] = i32(rounded & u32(0xFF))
+
+
+@loop
+def weighted_levels(values, sums, most, out, unit):
+    """Fill in levels [B n] int32 of values [B n] weighed by sums [B n], and their unit [B]."""
+    num_super = u64(unit.size)
+    n = u64(u64(values.size) // num_super)
+    x, v, q = np.empty(16 * W, f32), np.empty(16 * W, f32), np.empty(16 * W, f32)
+    for b in range(u64(0), num_super, W):
+        for k in range(n):
+            store(x, u64(k * W), gather(values, u64(u64(b * n) + k), n))
+            store(v, u64(k * W), gather(sums, u64(u64(b * n) + k), n))
+        store(unit, b, _search_levels(x, v, q, u64(n * W), splat(most)))
+        for k in range(n):
+            for i in range(W):
+                out[u64(u64(u64(b + i) * n) + k)] = i32(q[u64(u64(k * W) + i)])
+
+
+@inline
+def _search_levels(x, v, q, size, n):
+    """Fill in the levels q of LANES super-blocks; return what one is worth."""
+    zero, one = splat(f32(0)), splat(f32(1))
+    top = zero
+    for j in range(u64(0), size, W):
+        top = choose(top > load(x, j), top, load(x, j))
+    some = splat(SMALLEST) <= top
+    inverse = n / top
+    best = _level_error(x, v, size, inverse, one / inverse, n, first=True)
+    for t in range(-4, 5):
+        if t != 0:
+            slope = (splat(f32(f32(0.1) * f32(t))) + n) / top
+            error = _level_error(x, v, size, slope, one / slope, n, first=False)
+            inverse, best = choose(error < best, slope, inverse), choose(error < best, error, best)
+    dot, square = zero, zero
+    for j in range(u64(0), size, W):
+        level = _level(inverse * load(x, j), n)
+        dot = dot + load(v, j) * load(x, j) * level
+        square = square + load(v, j) * level * level
+        store(q, j, _wrap(level))
+    for _ in range(5):
+        dot, square = _move_levels(x, v, q, size, n, dot, square)
+    for j in range(u64(0), size, W):
+        store(q, j, choose(some, load(q, j), zero))
+    return choose(some & (square > zero), dot / square, zero)
+
+
+@inline
+def _level(y, n):
+    """Return the nearest whole number up to n."""
+    level = floats(nearest(y))
+    return choose(n < level, n, level)
+
+
+@inline
+def _wrap(level):
+    """Return what a byte keeps of a level."""
+    return floats(nearest(level) & splat(i32(255)))
+
+
+@inline
+def _level_error(x, v, size, inverse, scale, n, first):
+    """Return what rounding with one scale loses; ggml does not clip the levels of the first."""
+    total = splat(f32(0))
+    for j in range(u64(0), size, W):
+        y = inverse * load(x, j)
+        e = load(x, j) - scale * (_wrap(y) if first else _level(y, n))
+        total = total + load(v, j) * e * e
+    return total
+
+
+@inline
+def _move_levels(x, v, q, size, n, dot, square):
+    """Move each level to where the others want it, if less is lost; return the sums."""
+    zero = splat(f32(0))
+    for j in range(u64(0), size, W):
+        a, b, level = load(x, j), load(v, j), load(q, j)
+        rest, rest_square = dot - b * a * level, square - b * level * level
+        moved = _level(a * rest_square / rest, n)
+        new, new_square = rest + b * a * moved, rest_square + b * moved * moved
+        better = (rest > zero) & (rest_square > zero) & (moved != level)
+        better = better & (new * new * square > dot * dot * new_square)
+        store(q, j, choose(better, _wrap(moved), level))
+        dot, square = choose(better, new, dot), choose(better, new_square, square)
+    return dot, square

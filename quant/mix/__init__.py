@@ -1,0 +1,1 @@
+"""Which ggml type each tensor of a GGUF file gets."""

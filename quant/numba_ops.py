@@ -1,0 +1,78 @@
+"""What the compiled loops are made of: how they are compiled, and views on the bits of numbers.
+
+Source: numba's documentation of `intrinsic`. Trap: numba's cache looks at the age of the file that
+holds a loop, not at this one; a change here takes effect where a loop's own file changes too, or
+where its cache is removed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic as _intrinsic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+u16, u32 = np.uint16, np.uint32
+
+# Numba's annotations do not describe what its decorators return.
+_njit: Callable[..., Any] = njit
+intrinsic: Callable[..., Any] = _intrinsic
+
+
+def loop(function: Callable[..., Any]) -> Any:
+    """Compile once per machine; where no folder can hold the cache, once per process."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    try:
+        return _njit(cache=True, **options)(function)
+    except RuntimeError:
+        return _njit(**options)(function)
+
+
+def inline(function: Callable[..., Any]) -> Any:
+    """Compile into every caller: a call per segment would cost a third of the speed."""
+    return _njit(forceinline=True, error_model="numpy")(function)
+
+
+@intrinsic
+def as_float(_context, bits):
+    """Return the float32 of these bits (uint32) or of these upper bits (uint16, a bfloat16)."""
+
+    def generate(_context, builder, _signature, arguments):
+        word = arguments[0]
+        if bits == types.uint16:
+            word = builder.shl(builder.zext(word, ir.IntType(32)), ir.IntType(32)(16))
+        return builder.bitcast(word, ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@intrinsic
+def as_bits(_context, x):
+    """Return the bits of a float32."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(x), generate
+
+
+@intrinsic
+def from_half(_context, bits):
+    """Return the float16 of these bits as float32."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+@inline
+def to_bfloat16(x):
+    """Return the bits of the nearest bfloat16, ties to even."""
+    bits = as_bits(x)
+    return u16(u32(u32(bits + u32(0x7FFF)) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16))

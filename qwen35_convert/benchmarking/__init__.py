@@ -1,0 +1,1 @@
+"""Timing an artifact beside what its card needs at least."""

@@ -1,0 +1,213 @@
+"""`bench`: how fast an artifact runs here, beside the least that the card would need for it.
+
+Each point is one step: a token for each sequence of a batch at a context, or a whole prompt. Bytes
+and operations are counted from the artifact; the floor is what the card needs to move and compute
+them. A fraction says how much of a step's time the floor explains.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.benchmarking.work import Work, count_work
+from qwen35_convert.errors import MissingError, RecipeError
+from qwen35_convert.recipe import BenchSweep
+from qwen35_convert.write.receipt import version
+
+if TYPE_CHECKING:
+    from runtime.floors import Card
+    from runtime.model import Model
+    from runtime.timing import Timing
+
+CONTEXT = 4096
+LONGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What to time: prompts of these lengths, batches of these sizes at this context.
+
+    device       cuda or cpu
+    dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
+    peer         another engine to run on the same weights: transformers, fla, vllm
+    """
+
+    prefill: tuple[int, ...] = BenchSweep().prefill
+    batch: tuple[int, ...] = BenchSweep().batch
+    context: int = CONTEXT
+    device: str = "cuda"
+    dynamic_fp8: bool = True
+    peer: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, values in (
+            ("prefill", self.prefill),
+            ("batch", self.batch),
+            ("context", (self.context,)),
+        ):
+            wrong = next((v for v in values if not 1 <= v <= LONGEST), None)
+            if wrong is not None:
+                raise RecipeError(f"{name} is {wrong}, expected 1 to {LONGEST}")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured step. `floor_ms` is None on a machine whose limits are not known."""
+
+    what: str
+    batch: int
+    tokens: int
+    ms: float
+    eager_ms: float | None
+    tokens_per_s: float
+    bytes_moved: float
+    flops: float
+    floor_ms: float | None
+    fraction_of_floor: float | None
+    peak_memory: int | None
+    device: str
+    peer_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All points, the machine, the versions."""
+
+    artifact: str
+    device: str
+    points: list[Point]
+    peer: str | None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `bench --json` prints."""
+        return asdict(self)
+
+
+def run_bench(
+    checkpoint: Checkpoint, sweep: Sweep, progress: Callable[[str], object] = lambda _: None
+) -> Bench:
+    """Time the artifact. MissingError if the device, or the peer's package, is not there."""
+    import torch
+
+    from runtime.floors import card_of
+    from runtime.load import load_model
+
+    device = _device_name(sweep.device)
+    peer = _peer(sweep)
+    dtype = torch.bfloat16 if sweep.device == "cuda" else torch.float32
+    model = load_model(
+        checkpoint,
+        sweep.device,
+        dtype,
+        keep_fp8=sweep.device == "cuda",
+        dynamic_fp8=sweep.dynamic_fp8,
+    )
+    rig = _Rig(model, count_work(checkpoint), card_of(device), device)
+    points = []
+    for what, size in _steps(sweep):
+        progress(f"{what} {size}")
+        points.append(rig.measure(what, size, sweep.context))
+    if peer is not None:
+        del rig, model
+        torch.cuda.empty_cache()
+        points = list(peer(checkpoint, points, sweep.device))
+    return Bench(checkpoint.name, device, points, sweep.peer, _versions(sweep.peer))
+
+
+def _steps(sweep: Sweep) -> Iterator[tuple[str, int]]:
+    yield from (("decode", batch) for batch in sweep.batch)
+    yield from (("prefill", tokens) for tokens in sweep.prefill)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rig:
+    """A loaded model and what its steps are held against."""
+
+    model: Model
+    work: Work
+    card: Card | None
+    device: str
+
+    def measure(self, what: str, size: int, context: int) -> Point:
+        """Time a decode step of `size` sequences, or a prompt of `size` tokens."""
+        import torch
+
+        from runtime.timing import decode_time, prefill_time
+
+        on_gpu = self.model.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        decodes = what == "decode"
+        took = decode_time(self.model, size, context) if decodes else prefill_time(self.model, size)
+        peak = torch.cuda.max_memory_allocated() if on_gpu else None
+        return self._point(what, (size, context) if decodes else (1, size), took, peak)
+
+    def _point(self, what: str, shape: tuple[int, int], took: Timing, peak: int | None) -> Point:
+        batch, tokens = shape
+        count, floor = batch if what == "decode" else tokens, None
+        if self.card and what == "decode":
+            floor = self.work.decode_floor_ms(self.card, batch, tokens)
+        elif self.card:
+            floor = self.work.prefill_floor_ms(self.card, tokens)
+        return Point(
+            what,
+            batch,
+            tokens,
+            took.ms,
+            took.eager_ms,
+            count / took.ms * 1e3,
+            self.work.step_bytes(count, sequences=batch, context=tokens),
+            self.work.step_flops(count, sequences=batch, context=tokens),
+            floor,
+            floor / took.ms if floor else None,
+            peak,
+            self.device,
+        )
+
+
+def _device_name(device: str) -> str:
+    """Return what the device is called. MissingError for a GPU that is not there."""
+    import torch
+
+    if device not in ("cpu", "cuda"):
+        raise RecipeError(f"device is {device!r}, expected cpu or cuda")
+    if device == "cpu":
+        return platform.processor() or platform.machine()
+    if not torch.cuda.is_available():
+        raise MissingError(
+            "bench: torch finds no GPU here, expected one\n"
+            "  fix   --device cpu times the reference path"
+        )
+    return torch.cuda.get_device_name()
+
+
+Peer = Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]
+
+
+def _peer(sweep: Sweep) -> Peer | None:
+    if sweep.peer is None:
+        return None
+    from qwen35_convert.benchmarking.peers import find_peer
+
+    return find_peer(sweep.peer)
+
+
+def _versions(peer: str | None) -> dict[str, str]:
+    from qwen35_convert.benchmarking.peers import PACKAGES
+
+    packages = ["torch", "triton"]
+    if peer is not None:  # transformers runs FLA's kernels wherever they are
+        packages += ["transformers", *PACKAGES.values()] if peer != "vllm" else ["vllm"]
+    found = {"qwen35": version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,138 @@
+"""Other engines on the same weights, for `bench --peer`.
+
+A peer is given the points that were measured and returns them with its own milliseconds: the same
+step, a token for each sequence of a batch at a context, or a prompt with the logits of its last.
+
+    transformers  in this process, with whatever kernels it finds
+    fla           the same, and its delta rule must be that of flash-linear-attention
+    vllm          in a process of its own (`vllm_peer`), because it takes the GPU for itself
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.errors import MissingError, RecipeError
+
+if TYPE_CHECKING:
+    from qwen35_convert.benchmarking.bench import Point
+
+REPEAT = 3
+PACKAGES = {"fla": "flash-linear-attention"}  # where pip calls it otherwise
+
+
+def find_peer(name: str) -> Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]:
+    """Return the peer of that name. MissingError if its package is not installed."""
+    if name not in PEERS:
+        raise RecipeError(f"peer is {name!r}, expected {' or '.join(PEERS)}")
+    for module in ("transformers", "fla") if name == "fla" else (name,):
+        if find_spec(module) is None:
+            package = PACKAGES.get(module, module)
+            raise MissingError(
+                f"peer {name} is not installed, expected the package {package}\n"
+                f"  fix   pip install {package}"
+            )
+    return PEERS[name]
+
+
+def _need_folder(checkpoint: Checkpoint, name: str) -> Path:
+    if checkpoint.gguf:
+        raise RecipeError(f"peer {name} reads folders of safetensors, this is a GGUF file")
+    return checkpoint.folder
+
+
+def run_transformers(
+    checkpoint: Checkpoint, points: Sequence[Point], device: str
+) -> Iterator[Point]:
+    """Yield the points with transformers' times; it reads folders of safetensors only.
+
+    MissingError if it lacks a package for these weights.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = _need_folder(checkpoint, "transformers")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        model = model.to(device).eval()
+        for point in points:
+            ms = _transformers_ms(model, point, checkpoint.config.sizes["V"])
+            yield replace(point, peer_ms=ms)
+    except ImportError as error:  # kernels of FP8 weights are packages of their own
+        raise MissingError(f"peer transformers cannot run {folder}: {error}") from None
+
+
+def _transformers_ms(model: Any, point: Point, vocabulary: int) -> float:
+    import torch
+
+    ids = torch.randint(vocabulary, (point.batch, point.tokens), device=model.device)
+    with torch.inference_mode():
+        if point.what == "prefill":
+            return _median_ms(lambda: model(ids, use_cache=False, logits_to_keep=1), model)
+        cache = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+        # the cache grows by a token each time, which is nothing beside its length
+        return _median_ms(lambda: model(ids[:, -1:], past_key_values=cache, use_cache=True), model)
+
+
+def _median_ms(call: Callable[[], object], model: Any) -> float:
+    call()
+    return statistics.median(_wall_ms(call, model) for _ in range(REPEAT))
+
+
+def _wall_ms(call: Callable[[], object], model: Any) -> float:
+    import torch
+
+    started = time.perf_counter()
+    call()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) * 1e3
+
+
+def run_fla(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
+    """Yield the points with the times of transformers over FLA's kernels, which need a GPU.
+
+    transformers takes FLA's delta rule wherever it can be imported, and falls back in silence.
+    """
+    if device != "cuda":
+        raise RecipeError(f"peer fla runs on cuda only, this is {device}")
+    try:
+        import_module("fla.ops.gated_delta_rule")
+    except ImportError as error:
+        raise MissingError(f"peer fla cannot be imported: {error}") from None
+    yield from run_transformers(checkpoint, points, device)
+
+
+def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
+    """Yield the points with vLLM's times. MissingError with its last words if it fails."""
+    folder = _need_folder(checkpoint, "vllm")
+    if device != "cuda":
+        raise RecipeError(f"peer vllm runs on cuda only, this is {device}")
+    asked = {"folder": str(folder), "vocabulary": checkpoint.config.sizes["V"], "repeat": REPEAT}
+    with TemporaryDirectory() as scratch:
+        job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
+        job.write_text(json.dumps(asked | {"points": [asdict(point) for point in points]}))
+        module = "qwen35_convert.benchmarking.vllm_peer"
+        command = [sys.executable, "-m", module, str(job), str(result)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingError(f"peer vllm failed, exit {done.returncode}: {done.stderr[-1500:]}")
+        times: list[float] = json.loads(result.read_bytes())
+    for point, ms in zip(points, times, strict=True):
+        yield replace(point, peer_ms=ms)
+
+
+PEERS = {"transformers": run_transformers, "fla": run_fla, "vllm": run_vllm}

@@ -1,0 +1,56 @@
+"""`bench --plot`: the points on the card's roofline.
+
+Operations for each byte moved run to the right, operations a second upwards. The roof is bandwidth
+times intensity up to the tensor rates; a point's height below it is what the step wastes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qwen35_convert.benchmarking.bench import Bench
+from qwen35_convert.errors import MissingError
+
+
+def draw_roofline(bench: Bench, path: Path) -> None:
+    """Write the picture; its type follows the name. MissingError without matplotlib."""
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError:
+        raise MissingError(
+            "plot: matplotlib is not installed, expected it\n  fix   pip install 'qwen35[report]'"
+        ) from None
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from runtime.floors import card_of
+
+    figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
+    for what, marker in (("decode", "o"), ("prefill", "s")):
+        found = [point for point in bench.points if point.what == what]
+        rates = [point.flops / point.ms * 1e3 for point in found]
+        axes.plot([p.flops / p.bytes_moved for p in found], rates, marker, label=what)
+        for point, rate in zip(found, rates, strict=True):
+            size = point.batch if what == "decode" else point.tokens
+            axes.annotate(
+                str(size),
+                (point.flops / point.bytes_moved, rate),
+                textcoords="offset points",
+                xytext=(6, 4),
+            )
+    card = card_of(bench.device)
+    if card is not None:
+        intensity = [10 ** (i / 20) for i in range(-10, 85)]
+        for name, rate in (("BF16", card.bf16_peak), ("FP8", card.fp8_peak)):
+            roof = [min(rate, card.bandwidth * x) for x in intensity]
+            axes.plot(intensity, roof, linewidth=1, label=f"{card.name} {name}")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="operations for each byte",
+        ylabel="operations a second",
+        title=f"{bench.artifact} on {bench.device}",
+    )
+    axes.legend()
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""The kinds of artifact: a folder of safetensors, a GGUF file."""

@@ -1,0 +1,1 @@
+"""A GGUF file, whole or split, with its vision file."""

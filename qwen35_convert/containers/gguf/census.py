@@ -1,0 +1,53 @@
+"""The structure of a GGUF file, judged by its header: what llama.cpp would refuse, or read wrongly.
+
+It aborts in the middle of a computation over a norm that is not F32, it loads as many MTP layers as
+the metadata say whatever the tensors are, and it indexes the embedding by the tokens of the
+vocabulary, all without looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from formats.checkpoint import Checkpoint
+from formats.gguf.file import GgufFile
+from formats.gguf.names import ALWAYS_F32
+from qwen35_convert.verification.failure import Failure
+
+TOKENS = "tokenizer.ggml.tokens"
+REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggml.merges")
+
+
+def gguf_failures(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield everything that the header shows to be wrong."""
+    for problem in artifact.layout.problems:
+        yield Failure(problem.tensor, problem.problem)
+    yield from _types(artifact)
+    yield from _mtp(artifact)
+    yield from _vocabulary(artifact)
+
+
+def _types(artifact: Checkpoint) -> Iterator[Failure]:
+    infos = artifact.infos()
+    for atom in artifact.layout.atoms.values():
+        dtype = infos[atom.stored].dtype
+        if atom.role in ALWAYS_F32 and dtype != "F32":
+            yield Failure(atom.stored, f"is {dtype}, but llama.cpp computes {atom.role} in F32")
+
+
+def _mtp(artifact: Checkpoint) -> Iterator[Failure]:
+    said, stored = artifact.config.mtp_layers, artifact.layout.form.mtp_layers
+    if said != stored:
+        yield Failure("nextn_predict_layers", f"is {said}, but {stored} MTP layers are stored")
+
+
+def _vocabulary(artifact: Checkpoint) -> Iterator[Failure]:
+    first = next(iter(artifact.files.values()))
+    assert isinstance(first, GgufFile), "a GGUF checkpoint holds GGUF files"
+    for key in REQUIRED:
+        if key not in first.kv:
+            yield Failure(key, "is missing: llama.cpp has no tokenizer without it")
+    rows = artifact.config.sizes["V"]
+    if TOKENS in first.kv and len(first.kv[TOKENS].value) != rows:
+        count = len(first.kv[TOKENS].value)
+        yield Failure(TOKENS, f"has {count} tokens, but the embedding has {rows} rows")

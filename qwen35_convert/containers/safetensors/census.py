@@ -1,0 +1,185 @@
+"""The structure of an artifact, judged by its headers and config alone.
+
+Census: every FP8 tensor has its one scale of the right grid and every scale its weight (the layout
+recogniser says so); the config, its list of unquantised modules and the tensors agree, under each
+engine's own rules; protected tensors are not quantised; fused groups share a scheme.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from formats.checkpoint import INDEX, Checkpoint
+from formats.family.layout import Atom, scale_grids
+from formats.safetensors.file import SafetensorsFile
+from quant.policy import PROTECTED
+from quant.scheme import KEEP
+from qwen35_convert.containers.gguf.census import gguf_failures
+from qwen35_convert.containers.safetensors.config import CLASSES
+from qwen35_convert.containers.safetensors.ignore_rules import ENGINES
+from qwen35_convert.containers.safetensors.quantization_config import module_of
+from qwen35_convert.verification.failure import Failure
+
+# Linears by role that engines build with a quantisation method, and so look up in the list.
+LISTED_ROLES = frozenset({
+    "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "k_proj", "v_proj",
+    "o_proj", "gate_proj", "up_proj", "down_proj", "expert", "mtp_fc",
+})  # fmt: skip
+LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
+# Names that engines give to fused modules; official lists hold some of them.
+FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
+
+
+def scheme_of(checkpoint: Checkpoint, atom: Atom) -> str:
+    """Return the scheme an atom is stored in, from its tensors."""
+    infos = checkpoint.infos()
+    if checkpoint.gguf:
+        return infos[atom.stored].dtype.lower()
+    if atom.scale is None:
+        return KEEP
+    grids = scale_grids(infos[atom.stored].shape)
+    return next(name for name, grid in grids.items() if grid == infos[atom.scale].shape)
+
+
+def structure_failures(artifact: Checkpoint) -> list[Failure]:
+    """Return everything that headers and config show to be wrong."""
+    if artifact.gguf:
+        return list(gguf_failures(artifact))
+    found = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
+    for check in (
+        _config_block,
+        _listed,
+        _scale_names,
+        _protected,
+        _groups,
+        _config_fields,
+        _index,
+    ):
+        found += check(artifact)
+    return found
+
+
+def _entries(artifact: Checkpoint) -> list[str]:
+    block = artifact.config.quantization or {}
+    listed = block.get("modules_to_not_convert", block.get("ignore")) or []
+    return [entry for entry in listed if isinstance(entry, str)]
+
+
+def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
+    quantized = any(atom.scale for atom in artifact.layout.atoms.values())
+    if quantized and artifact.config.quantization is None:
+        yield Failure("config.json", "has no quantization_config, but FP8 tensors are stored")
+    if not quantized and artifact.config.quantization is not None:
+        yield Failure("config.json", "has a quantization_config, but no tensor is quantised")
+
+
+def _listed(artifact: Checkpoint) -> Iterator[Failure]:
+    """Compare the list of unquantised modules with the tensors, as each engine would."""
+    if artifact.config.quantization is None:
+        return
+    entries = _entries(artifact)
+    for module, quantized in _modules(artifact).items():
+        for engine, leaves in ENGINES.items():
+            if leaves(module, entries) == quantized:
+                state = (
+                    "is FP8, but is listed" if quantized else "is not quantised, and is not listed"
+                )
+                yield Failure(module, f"{state} as unquantised under the rule of {engine}")
+    stored = {module_of(name) for name in artifact.infos()}
+    for entry in entries:
+        if not entry.startswith("re:") and not _names_something(entry, stored, artifact):
+            yield Failure(entry, "is listed as unquantised, but no such module is stored")
+
+
+def _names_something(entry: str, stored: set[str], artifact: Checkpoint) -> bool:
+    if entry.rsplit(".", 1)[-1] in FUSED_MODULES or (entry == "lm_head" and artifact.layout.tied):
+        return True
+    return entry in stored or any(s.startswith(entry + ".") for s in stored)
+
+
+def _modules(artifact: Checkpoint) -> dict[str, bool]:
+    """Map each linear that engines look up to whether it is quantised."""
+    return {
+        module_of(atom.stored): atom.scale is not None
+        for atom in artifact.layout.atoms.values()
+        if atom.role in LISTED_ROLES or _vision_linear(atom)
+    }
+
+
+def _vision_linear(atom: Atom) -> bool:
+    last = atom.name.rsplit(".", 1)[-1]
+    return atom.role == "vision" and last in LISTED_VISION and len(atom.shape) == 2
+
+
+def _scale_names(artifact: Checkpoint) -> Iterator[Failure]:
+    """Hold scales to their names: `_scale_inv` officially, `_scale` in compressed-tensors."""
+    block = artifact.config.quantization or {}
+    suffix = "_scale_inv" if block.get("quant_method") == "fp8" else "_scale"
+    for atom in artifact.layout.atoms.values():
+        if atom.scale and atom.scale != atom.stored + suffix:
+            yield Failure(
+                atom.scale, f"is named for another format, expected {atom.stored}{suffix}"
+            )
+        scheme = scheme_of(artifact, atom)
+        if suffix == "_scale_inv" and scheme not in (KEEP, "fp8-block"):
+            yield Failure(atom.stored, f"is {scheme}, but config.json says 128x128 blocks")
+
+
+def _protected(artifact: Checkpoint) -> Iterator[Failure]:
+    for atom in artifact.layout.atoms.values():
+        if atom.role in PROTECTED and atom.scale:
+            yield Failure(atom.stored, f"is FP8, but {atom.role} is never quantised")
+
+
+def _groups(artifact: Checkpoint) -> Iterator[Failure]:
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for atom in artifact.layout.atoms.values():
+        if atom.group:
+            groups[atom.group].setdefault(scheme_of(artifact, atom), atom.stored)
+    for members in groups.values():
+        if len(members) > 1:
+            (one, first), (two, second) = list(members.items())[:2]
+            yield Failure(first, f"is {one}, but {second}, which engines fuse with it, is {two}")
+
+
+def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
+    config, layout = artifact.config, artifact.layout
+    if layout.form.mtp_layers != config.mtp_layers:
+        yield Failure(
+            "config.json",
+            f"mtp_num_hidden_layers is {config.mtp_layers}, "
+            f"but {layout.form.mtp_layers} MTP layers are stored",
+        )
+    for flag, value in config.tie_flags.items():
+        if value != layout.tied:
+            yield Failure(
+                "config.json",
+                f"{flag} is {str(value).lower()}, "
+                f"but lm_head is {'absent' if layout.tied else 'stored'}",
+            )
+    expected = CLASSES[config.moe, layout.kind == "hub"]
+    said = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
+    if said != expected and layout.kind in ("hub", "text"):
+        yield Failure(
+            "config.json",
+            f"names {said[0]} and {said[1]}, "
+            f"but the tensors are those of {expected[0]} and {expected[1]}",
+        )
+
+
+def _index(artifact: Checkpoint) -> Iterator[Failure]:
+    for stray in artifact.strays:
+        yield Failure(INDEX, stray)
+    for name, file in artifact.files.items():
+        assert isinstance(file, SafetensorsFile), "only safetensors have an index"
+        if file.header.metadata.get("format") != "pt":
+            yield Failure(name, "has no metadata format: pt, which transformers asks for")
+    path = artifact.folder / INDEX
+    if path.is_file():
+        total: Any = json.loads(path.read_bytes()).get("metadata", {}).get("total_size")
+        held = sum(info.nbytes for info in artifact.infos().values())
+        if total != held:
+            yield Failure(INDEX, f"total_size is {total}, but the tensors have {held} bytes")

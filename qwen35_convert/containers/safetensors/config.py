@@ -1,0 +1,88 @@
+"""The config.json of an artifact: the source's, made true to the tensors that are written.
+
+Text layout: the flat text config with its own class and type. Hub layout: the nested one. The MTP
+count, the tie flags (in both places) and `quantization_config` are what the tensors say; the rest
+is the source's word for word.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from formats.family.config import Config
+from formats.family.layout import Atom
+from formats.safetensors.names import HUB
+from quant.scheme import KEEP
+from qwen35_convert.containers.safetensors.quantization_config import quantization_config
+
+CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
+    (False, False): ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    (True, False): ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    (False, True): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    (True, True): ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+}
+# Fields of the Qwen3-Next dialect that mean nothing to a Qwen3.5 class (all are hard-wired there).
+NEXT_ONLY = (
+    "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "intermediate_size", "rope_theta",
+    "rope_scaling", "partial_rotary_factor",
+)  # fmt: skip
+# Fields that name code to run; the files with it are never carried along.
+CODE = ("auto_map", "custom_pipelines")
+CARRIED = ("transformers_version", "dtype", "torch_dtype")
+
+
+def artifact_config(
+    config: Config,
+    *,
+    namespace: str,
+    tied: bool,
+    mtp_layers: int,
+    rows: Sequence[tuple[Atom, str, str]],
+) -> dict[str, Any]:
+    """Return the object to write as config.json.
+
+    `rows` are (atom, scheme, stored name of its weight) of everything that is written.
+    """
+    text = _text_part(config, tied=tied, mtp_layers=mtp_layers)
+    hub = namespace == HUB
+    name, model_type = CLASSES[config.moe, hub]
+    if hub:
+        body = copy.deepcopy(config.raw) | {"text_config": text}
+    else:
+        body = {key: config.raw[key] for key in CARRIED if key in config.raw} | text
+    said = {"architectures": [name], "model_type": model_type}
+    result: dict[str, Any] = said | body | said | {"tie_word_embeddings": tied}
+    for stale in ("quantization_config", "quantization", *CODE):
+        result.pop(stale, None)
+    if any(scheme != KEEP for _, scheme, _ in rows):
+        result["quantization_config"] = quantization_config(rows, tied=tied)
+    return result
+
+
+def _text_part(config: Config, *, tied: bool, mtp_layers: int) -> dict[str, Any]:
+    text = copy.deepcopy(config.text)
+    for stale in ("quantization_config", "quantization"):
+        text.pop(stale, None)
+    if text.get("model_type") == "qwen3_next":
+        text = {key: value for key, value in text.items() if key not in NEXT_ONLY}
+    text["model_type"] = CLASSES[config.moe, False][1]
+    text["layer_types"] = list(config.layer_types)
+    text["tie_word_embeddings"] = tied
+    text["rope_parameters"] = _rope(config)
+    if mtp_layers or "mtp_num_hidden_layers" in text:
+        text["mtp_num_hidden_layers"] = mtp_layers
+    return text
+
+
+def _rope(config: Config) -> dict[str, Any]:
+    block = config.text.get("rope_parameters")
+    resolved: dict[str, Any] = {
+        "rope_type": "default",
+        "partial_rotary_factor": config.rope.partial,
+        "rope_theta": config.rope.theta,
+    }
+    if config.rope.sections:
+        resolved["mrope_section"] = list(config.rope.sections)
+    return resolved | (block if isinstance(block, dict) else {})

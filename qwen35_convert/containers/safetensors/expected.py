@@ -1,0 +1,175 @@
+"""The plan of a folder of safetensors: names of a namespace, schemes by policy, shards.
+
+atoms -> keep or drop -> scheme by policy -> name in the target -> place in a shard
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from formats.family.layout import Atom
+from formats.safetensors.file import build_header
+from formats.safetensors.names import HUB, TEXT, place
+from formats.tensor import DTYPE_BYTES, TensorInfo
+from quant.errors import QuantError
+from quant.policy import Assignment, Policy, Weight, assign
+from quant.scheme import KEEP, Scheme
+from qwen35_convert.containers.safetensors.config import artifact_config
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.make import check_whole, policy_rules, select
+from qwen35_convert.planning.plan import Output, Plan, Row, Shard, make_schemes, pack
+from qwen35_convert.planning.restored import kept_dtype, model_dtype
+from qwen35_convert.recipe import Recipe
+
+FUSED = {
+    "gate_proj": ("gate_up_proj", 2, 0),
+    "up_proj": ("gate_up_proj", 2, 1),
+    "down_proj": ("down_proj", 1, 0),
+}
+
+
+def make_folder_plan(source: Checkpoint, recipe: Recipe) -> Plan:
+    """Plan a folder of safetensors."""
+    layout = source.layout
+    namespace = _namespace(source, recipe)
+    atoms, dropped = select(source, recipe, _dropped(recipe, namespace))
+    chosen = _choose_schemes(atoms, recipe)
+    used = sorted({c.scheme for c in chosen} - {KEEP})
+    schemes = make_schemes(used, recipe.quantize.scale)
+    fused = _fuses_experts(source, recipe, atoms, chosen)
+    namer, usual = _Namer(namespace, schemes, fused=fused), model_dtype(source)
+    rows = []
+    for atom, choice in zip(atoms, chosen, strict=True):
+        dtype = kept_dtype(source, atom, usual)
+        outputs = namer.outputs(atom, choice.scheme, dtype)
+        rows.append(Row(atom, choice.scheme, outputs, choice.reason, dtype))
+    for (name, ways), count in namer.stacked.items():
+        check_whole(name, count, ways * source.config.sizes["E"])
+    shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
+    config = artifact_config(
+        source.config,
+        namespace=namespace,
+        tied=layout.tied,
+        mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
+        rows=[(row.atom, row.scheme, row.outputs[0].name) for row in rows],
+    )
+    notes = (*source.notes, *layout.notes, *_plan_notes(source, recipe, chosen, fused=fused))
+    return Plan(recipe, tuple(rows), shards, config, dropped, notes)
+
+
+def _namespace(source: Checkpoint, recipe: Recipe) -> str:
+    layout = source.layout
+    if recipe.layout == "same" and layout.kind == "next":
+        raise FormatError(
+            "the checkpoint is Qwen3-Next, whose fused in_proj_qkvz cannot stay as it is\n"
+            "  fix   convert it with layout text: its tensors are split to Qwen3.5's"
+        )
+    wanted = recipe.layout if recipe.layout != "same" else HUB if layout.kind == HUB else TEXT
+    if wanted == HUB and not (layout.form.vision and source.config.nested):
+        raise FormatError(
+            "the checkpoint has no vision tensors, which the vision-language class "
+            "of layout hub expects\n  fix   use layout text"
+        )
+    return wanted
+
+
+def _dropped(recipe: Recipe, namespace: str) -> set[str]:
+    gone = {"vision"} if namespace == TEXT else set()
+    return gone | ({"mtp"} if recipe.mtp == "drop" else set())
+
+
+def _choose_schemes(atoms: Sequence[Atom], recipe: Recipe) -> list[Assignment]:
+    """Apply the policy; what it refuses is the recipe's fault, not the input's."""
+    weights = [Weight(atom.name, atom.role, atom.shape, atom.group) for atom in atoms]
+    try:
+        return assign(Policy(recipe.quantize.scheme, policy_rules(recipe)), weights)
+    except QuantError as error:
+        raise RecipeError(str(error)) from None
+
+
+def _fuses_experts(
+    source: Checkpoint, recipe: Recipe, atoms: Sequence[Atom], chosen: Sequence[Assignment]
+) -> bool:
+    """Decide the form of the experts. FP8 experts are always apart, as in the official files."""
+    quantised = any(
+        atom.role == "expert" and choice.scheme != KEEP
+        for atom, choice in zip(atoms, chosen, strict=True)
+    )
+    if recipe.experts == "fused" and quantised:
+        raise RecipeError(
+            "experts is fused, but quantised experts must be split: transformers does not decode "
+            "gate_up_proj_scale_inv and would take the codes for values"
+        )
+    stored_fused = recipe.experts == "same" and source.layout.form.experts == "fused"
+    return recipe.experts == "fused" or (stored_fused and not quantised)
+
+
+def _plan_notes(
+    source: Checkpoint, recipe: Recipe, chosen: Sequence[Assignment], *, fused: bool
+) -> Iterator[str]:
+    again = {choice.scheme for choice in chosen} - {KEEP}
+    if source.layout.quantized and again:
+        yield (
+            f"the source is {source.layout.quantized}; its weights are dequantised and quantised "
+            "again: two roundings"
+        )
+    elif source.layout.quantized:
+        yield f"the source is {source.layout.quantized}; its weights are dequantised to BF16"
+    if recipe.experts == "same" and source.layout.form.experts == "fused" and not fused:
+        yield "fused experts are split: quantised ones are stored one by one, as in official files"
+    if any(choice.name == "lm_head" and choice.scheme != KEEP for choice in chosen):
+        yield "lm_head is quantised: vLLM's fp8 method does not load an FP8 head"
+
+
+class _Namer:
+    """Names outputs and gathers them, each weight with its scale, in the order of the atoms."""
+
+    def __init__(self, namespace: str, schemes: dict[str, Scheme], *, fused: bool) -> None:
+        self._namespace, self._schemes, self._fused = namespace, schemes, fused
+        self.units: dict[str, list[TensorInfo]] = {}
+        self.stacked: Counter[tuple[str, int]] = Counter()
+
+    def outputs(self, atom: Atom, scheme: str, dtype: str) -> tuple[Output, ...]:
+        """Return where the atom's parts go; `dtype` is its type where it is kept."""
+        if atom.role == "expert" and self._fused:
+            return (self._stacked(atom, dtype),)
+        parts = [("", dtype, atom.shape)]
+        if scheme != KEEP:
+            stored = self._schemes[scheme].stored(atom.shape)
+            parts = [(part.suffix, part.dtype, part.shape) for part in stored]
+        base = place(atom.hub, self._namespace)
+        unit = {s: TensorInfo(base + s, dtype, shape) for s, dtype, shape in parts}
+        self.units[base] = list(unit.values())
+        return tuple(Output(s, info.name, 0, info.nbytes) for s, info in unit.items())
+
+    def _stacked(self, atom: Atom, dtype: str) -> Output:
+        """Return the atom's place in the stacked tensor of all experts, which grows with it."""
+        parent, expert, projection = atom.name.rsplit(".", 2)
+        fused, ways, half = FUSED[projection]
+        name = f"{place(parent, self._namespace)}.{fused}"
+        rows, columns = atom.shape
+        self.units[name] = [TensorInfo(name, dtype, (int(expert) + 1, ways * rows, columns))]
+        self.stacked[name, ways] += 1
+        nbytes = DTYPE_BYTES[dtype] * rows * columns
+        return Output("", name, (int(expert) * ways + half) * nbytes, nbytes)
+
+
+def _shard(units: dict[str, list[TensorInfo]], limit: int) -> Iterator[Shard]:
+    """Return files of at most `limit` bytes, a weight and its scale in one."""
+    packs = pack(units.values(), limit)
+    for i, tensors in enumerate(packs):
+        # wider types first keeps every tensor aligned to its own size
+        infos = tuple(sorted(tensors, key=lambda info: -DTYPE_BYTES[info.dtype]))
+        header, offsets = build_header(infos, {"format": "pt"})
+        nbytes = len(header) + sum(info.nbytes for info in infos)
+        yield Shard(shard_name(i, len(packs)), infos, header, tuple(offsets), nbytes)
+
+
+def shard_name(index: int, count: int) -> str:
+    """Return the conventional file name of shard `index` (from 0) of `count`."""
+    if count == 1:
+        return "model.safetensors"
+    return f"model-{index + 1:05d}-of-{count:05d}.safetensors"

@@ -1,0 +1,1 @@
+"""Checkpoints on the hub: listing, download, streaming."""

@@ -1,0 +1,213 @@
+"""The hub itself: names of repositories, the listing of one commit, faults that pass or do not.
+
+    revision -> commit, once -> every later request names the commit
+
+Source: huggingface_hub 2.4, `HfApi.model_info`; its errors, and httpx's under them.
+Trap: a branch may move between two files; so a branch is asked for once, then only the commit.
+Trap: huggingface_hub reads HF_ENDPOINT and HF_HUB_OFFLINE when first imported; here, at each call.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from qwen35_convert.errors import FetchError
+from qwen35_convert.hub.files import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    T = TypeVar("T")
+
+TRIES = 5
+LONGEST_WAIT = 300.0  # seconds; the hub counts requests in windows of five minutes
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+TIMEOUT = 30.0  # seconds without a byte; of its own, huggingface_hub would wait for the listing
+
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+_REPO = re.compile(rf"({_NAME}/{_NAME})(?:@([A-Za-z0-9_][A-Za-z0-9_.+/-]*))?")
+_NO_REPO = re.compile(r"--|\.\.|//|/$|\.git(?:@|$)")
+_LOG = logging.getLogger(__name__)
+
+
+def parse_repo(source: str) -> tuple[str, str | None] | None:
+    """Return (repo, revision) of "owner/name[@revision]"; None for a local path or other text."""
+    match = _REPO.fullmatch(source)
+    if match is None or _NO_REPO.search(source) or Path(source).exists():
+        return None
+    if match[1].endswith((".safetensors", ".gguf", ".json", ".yaml")):
+        return None  # a file that is not there, not a repository
+    return match[1], match[2]
+
+
+def check_name(repo: str, revision: str | None) -> None:
+    """Refuse a name that is none before the network is asked."""
+    name = f"{repo}@{revision}" if revision else repo
+    if not _REPO.fullmatch(name) or _NO_REPO.search(name):
+        raise FetchError(repr(name), "no name on any hub", "owner/name[@revision]", "check it")
+
+
+def is_offline() -> bool:
+    """Tell whether HF_HUB_OFFLINE asks to leave the network alone."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    asked = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    return asked or constants.is_offline_mode()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a repository at one commit, by name."""
+
+    commit: str
+    entries: dict[str, Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """One repository, asked with patience.
+
+    sleep  called with seconds between the tries of a failing request; None: time.sleep
+    """
+
+    endpoint: str
+    repo: str
+    revision: str
+    sleep: Callable[[float], object] | None = None
+
+    def listing(self) -> Listing:
+        """Return what `revision` is now. FetchError if there is none, or no hub."""
+        from huggingface_hub import HfApi
+
+        ask = partial(HfApi(self.endpoint).model_info, self.repo, revision=self.revision)
+        what = f"the list of files of {self.repo}"
+        info = self.tried(lambda: ask(files_metadata=True, timeout=TIMEOUT), what)
+        if not re.fullmatch(r"[0-9a-f]{40}", info.sha or ""):
+            raise FetchError(what, f"commit {info.sha}", "40 hex digits", "check HF_ENDPOINT")
+        entries = {}
+        for file in info.siblings or []:
+            size, sha256 = (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, None)
+            if size is None:
+                raise FetchError(what, "no sizes", f"that of {file.rfilename}", "check HF_ENDPOINT")
+            entries[file.rfilename] = Entry(size, sha256, file.blob_id)
+        return Listing(str(info.sha), entries)
+
+    def page(self, commit: str) -> str:
+        """Return the address where people see the files of a commit."""
+        return f"{self.endpoint}/{self.repo}/tree/{commit}"
+
+    def tried(self, call: Callable[[], T], what: str) -> T:
+        """Return call(), tried again while its fault is one that passes."""
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+        for attempt in range(TRIES):
+            try:
+                return call()
+            except FetchError:
+                raise
+            except (HTTPError, OSError, RuntimeError, ValueError) as caught:
+                error = _root(caught)
+                if attempt == TRIES - 1 or not _passes(error):
+                    raise self._explained(error, what) from None
+                wait = _wait(error, attempt)
+                _LOG.warning("%s: %s; trying again in %.0f s", what, _line(error), wait)
+                (self.sleep or time.sleep)(wait)
+        raise AssertionError("the last try returns or raises")
+
+    def _explained(self, error: Exception, what: str) -> FetchError:
+        from huggingface_hub import errors
+
+        page, status = f"{self.endpoint}/{self.repo}", _status(error)
+        asked = error.response.request.headers if isinstance(error, errors.HfHubHTTPError) else {}
+        got = f"HTTP {status}, with {'a' if 'authorization' in asked else 'no'} token"
+        later = "run again later; finished files are kept"
+        token = {401: "the token was refused: renew HF_TOKEN", 403: "use a token that may read it"}
+        rows = (
+            (
+                errors.GatedRepoError,
+                f"{self.repo} is gated",
+                got,
+                "a token with access",
+                f"log in and accept the terms at {page}, then set HF_TOKEN",
+            ),
+            (
+                errors.RepositoryNotFoundError,
+                f"{self.repo} is not at {self.endpoint}",
+                got,
+                "a repository there, or a path here",
+                "check the name; if private, set HF_TOKEN",
+            ),
+            (
+                errors.RevisionNotFoundError,
+                f"{self.repo} has no {self.revision}",
+                got,
+                "a branch, a tag or a commit",
+                f"see {page}/tree/main",
+            ),
+            (errors.HfHubHTTPError, what, got, "HTTP 200", token.get(status, later)),
+            (
+                Exception,
+                what,
+                _line(error),
+                f"a hub at {self.endpoint}",
+                f"check the network, HF_ENDPOINT, the disk; {later}; "
+                "HF_HUB_OFFLINE=1 uses the cache",
+            ),
+        )
+        return FetchError(*next(row[1:] for row in rows if isinstance(error, row[0])))
+
+
+def open_hub(
+    repo: str, revision: str | None, sleep: Callable[[float], object] | None = None
+) -> Hub:
+    """Return the hub of HF_ENDPOINT, to be asked for a repository; nothing is asked yet."""
+    from huggingface_hub import constants
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    return Hub(endpoint, repo, revision or "main", sleep)
+
+
+def _root(error: Exception) -> Exception:
+    """Return what lies under "not found locally", which huggingface_hub says of most faults."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
+    return cause if isinstance(cause, Exception) else error
+
+
+def _status(error: Exception) -> int:
+    """Return the HTTP status of an answer, 0 if there was none."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0))
+
+
+def _passes(error: Exception) -> bool:
+    """Tell whether to try again: after a cut, a short body, a busy server; not with a full disk."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
+
+    if isinstance(error, HfHubHTTPError):
+        signed = "authorization" not in error.response.request.headers  # 403: its time ran out
+        return _status(error) in PASSING or (_status(error) == 403 and signed)
+    short_body = type(error) is OSError and not error.errno
+    return short_body or isinstance(error, (HTTPError, RuntimeError))
+
+
+def _wait(error: Exception, attempt: int) -> float:
+    """Return the seconds a server asks for (the hub: RateLimit: "api";r=0;t=55), or 1, 2, 4, 8."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    text = f"after={headers.get('Retry-After')}; {headers.get('RateLimit')}"
+    asked = re.search(r"(?:after|r=0; ?t)=(\d+)", text)
+    return min(LONGEST_WAIT, float(asked[1]) if asked else 2.0**attempt)
+
+
+def _line(error: Exception) -> str:
+    """Return an error's first line, less what a signed address or a token would give away."""
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"hf_\w+", "hf_...", re.sub(r"\?\S+", "?...", text.splitlines()[0]))

@@ -1,0 +1,131 @@
+"""Which files of a repository a conversion reads, and how each is held against the hub's listing.
+
+Small files are named by the id that git gives their bytes, large ones (LFS) by their SHA-256.
+Trap: names in an index come from a stranger and become paths; only plain relative ones pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from qwen35_convert.errors import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from mmap import mmap
+    from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SIDE_FILES = (
+    "config.json", "generation_config.json", INDEX,
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
+    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json",
+    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
+    "README.md", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
+_SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a file must be: LFS files have a sha256, small ones the id git gives their bytes."""
+
+    size: int
+    sha256: str | None
+    git_id: str | None
+
+    def proof(self) -> Proof:
+        """Return an empty proof, to be fed with the file's bytes in order."""
+        return Proof(self)
+
+
+class Proof:
+    """A file's hashes as its bytes come, and what they must be in the end."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry, self._count, self._sha256 = entry, 0, hashlib.sha256()
+        by_git = entry.sha256 is None and entry.git_id is not None
+        self._git = hashlib.sha1(b"blob %d\0" % entry.size) if by_git else None
+
+    def update(self, data: bytes | bytearray | memoryview | mmap) -> None:
+        """Take the next bytes."""
+        self._count += len(data)
+        self._sha256.update(data)
+        if self._git:
+            self._git.update(data)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of what came."""
+        return self._sha256.hexdigest()
+
+    def wrong(self) -> tuple[str, str] | None:
+        """Return (got, expected) if what came is not the file, else None."""
+        entry = self._entry
+        if self._count != entry.size:
+            return f"{self._count} bytes", f"{entry.size} bytes"
+        if self._git and self._git.hexdigest() != entry.git_id:
+            return f"git blob {self._git.hexdigest()}", f"git blob {entry.git_id}"
+        if entry.sha256 and self.sha256() != entry.sha256:
+            return f"sha256 {self.sha256()}", f"sha256 {entry.sha256}"
+        return None
+
+
+def measure(path: Path, entry: Entry) -> tuple[str, tuple[str, str] | None]:
+    """Return (sha256, None) of a file that is what it must be, else ("", (got, expected))."""
+    size = path.stat().st_size
+    if size != entry.size:
+        return "", (f"{size} bytes", f"{entry.size} bytes")
+    proof, buffer = entry.proof(), memoryview(bytearray(1 << 20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            proof.update(buffer[:count])
+    wrong = proof.wrong()
+    return ("", wrong) if wrong else (proof.sha256(), None)
+
+
+def needed(
+    repo: str, names: Collection[str], weight_map: dict[str, str] | None, remedy: str
+) -> list[str]:
+    """Return the files of `names` that a conversion reads; refuse if one of them is not there.
+
+    weight_map  which shard holds a tensor, as the index says; None: there is no index
+    """
+    shards = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    missing = sorted({"config.json", *shards}.difference(names))
+    if weight_map is None and SINGLE in missing:
+        raise _no_safetensors(repo, sorted(n for n in names if n.endswith(WEIGHTS)), remedy)
+    if missing:
+        got = "no " + ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
+        raise FetchError(f"{repo} is incomplete", got, "config.json and all weights", remedy)
+    side = (n for n in names if any(fnmatchcase(n, pattern) for pattern in SIDE_FILES))
+    return sorted(n for n in side if "/" not in n and not n.endswith((*WEIGHTS, ".py"))) + shards
+
+
+def _no_safetensors(repo: str, weights: list[str], remedy: str) -> FetchError:
+    got = ", ".join(weights[:3]) + (" ..." if weights[3:] else "") or "no weights"
+    if weights and weights[0].endswith((".safetensors", ".gguf")):
+        remedy = f"fetch one file (hf download {repo} {weights[0]}) and give its path"
+    elif weights:
+        remedy = "torch.load it, safetensors.torch.save_file it (transformers would drop mtp.*)"
+    return FetchError(f"{repo} has no {SINGLE}", got, f"{INDEX} or {SINGLE}", remedy)
+
+
+def read_weight_map(repo: str, index: bytes) -> dict[str, str]:
+    """Return which shard holds a tensor; FetchError for a name that is no path below a folder."""
+    try:
+        weight_map = dict(json.loads(index)["weight_map"].items())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise FetchError(f"{repo}: {INDEX}", got, "weight_map", "see its page") from None
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
+            expected = "a relative path that ends in .safetensors"
+            raise FetchError(f"{repo}: {INDEX} names", repr(shard), expected, "do not use it")
+    return weight_map

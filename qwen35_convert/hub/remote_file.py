@@ -1,0 +1,286 @@
+"""Tensors whose bytes are on the hub: shapes without data until rows are asked for.
+
+`read` gives a tensor on torch's meta device, which has a shape, views and an offset, but no bytes:
+what forgets to `load` its rows fails loudly, it cannot compute with zeros. `load` returns the rows
+in memory of their own, which goes when the tensor goes.
+
+    planning   exact ranges: a few norms
+    the pass   between `begin` and `finish`: whole blocks, hashed in order; every file that is read
+               is read to its end, so that its SHA-256 can be held against the hub's
+    checking   the same blocks again in any order, each held against its digest from the pass
+
+A row that was made before its file was hashed is not `proven`, and must not be kept for a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+from formats.safetensors.file import Header, SafetensorsFile, torch_dtype
+from qwen35_convert.errors import FetchError
+from qwen35_convert.hub.files import Entry
+from qwen35_convert.hub.ranges import Memory, take_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from formats.remote import Index
+
+BLOCK_BYTES = 4 << 20
+HELD_BLOCKS = 8
+AHEAD = 4
+READS = 3
+
+
+class RemoteFile(SafetensorsFile):
+    """A safetensors file on the hub: its header, how to get bytes, how far it is proven.
+
+    head        the first bytes, from which the header was read: they are proven with the rest
+    read_range  returns the bytes from start to stop
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        entry: Entry,
+        head: bytes,
+        read_range: Callable[[int, int], Memory],
+        block: int = BLOCK_BYTES,
+    ) -> None:
+        super().__init__(path, header)
+        self.entry, self.read_range, self.block = entry, read_range, block
+        self.num_blocks = -(-entry.size // block)
+        self.digests: list[bytes] = []
+        self.proven = False
+        self._head, self._proof = head, entry.proof()
+        self._refused: tuple[str, str] | None = None
+
+    def read(self, name: str) -> Tensor:
+        """Return the tensor's shape and type, on the meta device."""
+        import torch
+
+        info = self.header.infos[name]
+        return torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="meta")
+
+    def release(self) -> None:
+        """Do nothing: no page is held."""
+
+    def read_block(self, number: int) -> Memory:
+        """Return a block; one that was hashed before must be the same again.
+
+        FetchError of a file that was found to be wrong: what was made from it must not be kept, so
+        a second reading cannot redeem it.
+        """
+        if self._refused:
+            raise self._wrong(*self._refused)
+        start = number * self.block
+        for _ in range(READS):
+            data = self.read_range(start, min(start + self.block, self.entry.size))
+            known = self.digests[number] if number < len(self.digests) else None
+            if known is None or hashlib.sha256(data).digest() == known:
+                return data
+        what = f"{self.path.name}: bytes from {start}"
+        raise FetchError(what, "other bytes than in the pass before", "the same", "run again")
+
+    def hash_block(self, data: Memory) -> None:
+        """Take the next block in order; FetchError if with it the file is not what the hub lists.
+
+        The digest of each block is kept, so that reading it again is proven too.
+        """
+        start = len(self.digests) * self.block
+        head = self._head[start : start + self.block]
+        self._proof.update(data)
+        self.digests.append(hashlib.sha256(data).digest())
+        last = len(self.digests) == self.num_blocks
+        if data[: len(head)] != head:
+            self._refused = ("another header than when the conversion was planned", "the same")
+        elif last:
+            self._refused = self._proof.wrong()
+        if self._refused:
+            raise self._wrong(*self._refused)
+        self.proven = last
+
+    def _wrong(self, got: str, expected: str) -> FetchError:
+        return FetchError(f"{self.path.name} is not what the hub lists", got, expected, "run again")
+
+
+class RemoteFiles:
+    """The files of one checkpoint, and the blocks of them that are held: at most `HELD_BLOCKS`.
+
+    identity   (size, hash) of every file of the source by its name, small ones too
+    sha256     of those that were read whole while opening
+    interrupt  called when work is abandoned: whoever waits for a busy server is to stop waiting
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, RemoteFile],
+        where: Mapping[str, str],
+        identity: Mapping[str, tuple[int, str]],
+        sha256: Mapping[str, str],
+        interrupt: Callable[[], object],
+    ) -> None:
+        self.files, self.where, self.identity, self.sha256 = files, where, identity, sha256
+        self.interrupt = interrupt
+        self._held: OrderedDict[tuple[str, int], Memory] = OrderedDict()
+        self._coming: set[tuple[str, int]] = set()
+        self._turn = Condition()
+        self._by_blocks, self._proving = False, False
+        self._begun: set[str] = set()
+        self._ahead = ThreadPoolExecutor(max(1, AHEAD))
+
+    @property
+    def room(self) -> int:
+        """The bytes of all blocks that are held, coming, or in a reader's hands."""
+        block = max((file.block for file in self.files.values()), default=0)
+        return (HELD_BLOCKS + AHEAD + 1) * block
+
+    def begin(self) -> None:
+        """Read by blocks from now on, and hash them. FetchError without a SHA-256 to hold against.
+
+        The receipt gives that of every file; git's own id, which small files have, is another hash.
+        """
+        for name, file in sorted(self.files.items()):
+            if file.entry.sha256 is None:
+                got, expected = "no SHA-256 in the listing", "a file of LFS or Xet"
+                raise FetchError(name, got, expected, "convert it without --stream")
+        self._by_blocks = self._proving = True
+
+    def finish(self) -> None:
+        """Read what is left of each file of the pass, and hash it. FetchError if one is wrong."""
+        for name in sorted(self._begun if self._proving else ()):
+            file = self.files[name]
+            while not file.proven:
+                self._block(file, len(file.digests))
+        self._proving = False
+
+    def proven(self, names: Iterable[str]) -> bool:
+        """Tell whether all files that hold these tensors have been hashed whole, and are right."""
+        return all(self.files[self.where[name]].proven for name in names)
+
+    def describe(self, paths: Iterable[Path], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
+        """Return size and SHA-256 of each file by its name, as a receipt lists them.
+
+        read  those that rows were made from. They are proven, in this run or, if they needed no
+              reading any more, in the one before. Of all others no hash is claimed.
+        """
+        proven = {path.name for path in read} if self._by_blocks else set()
+        found = {}
+        for path in sorted(paths):
+            size, said = self.identity[path.name]
+            sha256 = self.sha256.get(path.name) or (said if path.name in proven else None)
+            found[path.name] = {"size": size, "sha256": sha256}
+        return found
+
+    def load(self, name: str, data: Tensor, index: Index) -> Tensor:
+        """Return rows of a stored tensor, of which `data` is a view without bytes."""
+        import torch
+
+        file = self.files[self.where[name]]
+        if not isinstance(index, torch.Tensor):
+            return self._load(file, name, data[index])
+        parts = [self._load(file, name, data[start:stop]) for start, stop in _runs(index)]
+        return torch.cat(parts) if parts else torch.empty(data[:0].shape, dtype=data.dtype)
+
+    def _load(self, file: RemoteFile, name: str, part: Tensor) -> Tensor:
+        import torch
+
+        if not part.numel():
+            return torch.empty(part.shape, dtype=part.dtype)
+        whole = file.infos[name].nbytes
+        assert part.is_contiguous(), f"{name} is cut along its leading axes only"
+        assert part.untyped_storage().nbytes() == whole, f"{name} is a view, not a copy"
+        start = file.ranges[name][0] + part.storage_offset() * part.element_size()
+        raw = self._bytes(file, int(start), int(start + part.nbytes))
+        return torch.frombuffer(raw, dtype=part.dtype).view(part.shape)
+
+    def _bytes(self, file: RemoteFile, start: int, stop: int) -> Memory:
+        step, found = file.block, take_memory(stop - start)
+        for number in range(start // step, -(-stop // step)):
+            first, last = max(start, number * step), min(stop, (number + 1) * step)
+            if self._by_blocks:
+                block = memoryview(self._block(file, number))
+                found[first - start : last - start] = block[first % step :][: last - first]
+            else:
+                found[first - start : last - start] = file.read_range(first, last)
+        return found
+
+    def _block(self, file: RemoteFile, number: int) -> Memory:
+        """Return a block; then make room, reading what nobody asked for if hashing waits for it."""
+        self._begun.add(file.path.name)
+        self._look_ahead(file, number)
+        data = self._obtain(file, number)
+        while gap := self._make_room():
+            self._obtain(*gap)
+        return data
+
+    def _look_ahead(self, file: RemoteFile, number: int) -> None:
+        """Have the next blocks brought meanwhile; who needs one that failed meets that himself."""
+        with self._turn:
+            for ahead in range(number + 1, min(number + 1 + AHEAD, file.num_blocks)):
+                key = (file.path.name, ahead)
+                if len(self._coming) < AHEAD and not (key in self._held or key in self._coming):
+                    self._coming.add(key)
+                    self._ahead.submit(self._bring, file, ahead)
+
+    def _obtain(self, file: RemoteFile, number: int) -> Memory:
+        """Return a block that is held, is on its way, or is read now."""
+        key = (file.path.name, number)
+        with self._turn:
+            self._turn.wait_for(lambda: key not in self._coming)
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key]
+            self._coming.add(key)
+        return self._bring(file, number)
+
+    def _bring(self, file: RemoteFile, number: int) -> Memory:
+        """Read a block that is noted as on its way, hold it, hash what is next in order."""
+        key = (file.path.name, number)
+        try:
+            data = file.read_block(number)
+            with self._turn:
+                self._held[key] = data
+                if self._proving:
+                    self._hash(file)
+        finally:
+            with self._turn:
+                self._coming.discard(key)
+                self._turn.notify_all()
+        return data
+
+    def _hash(self, file: RemoteFile) -> None:
+        """Hash the blocks that are next in order, as far as they are held."""
+        while (key := (file.path.name, len(file.digests))) in self._held:
+            file.hash_block(self._held[key])
+
+    def _make_room(self) -> tuple[RemoteFile, int] | None:
+        """Drop the oldest blocks that are hashed; return the one that hashing waits for, if any."""
+        with self._turn:
+            for key in list(self._held):
+                if len(self._held) <= HELD_BLOCKS:
+                    return None
+                if not self._proving or key[1] < len(self.files[key[0]].digests):
+                    del self._held[key]
+            if len(self._held) <= HELD_BLOCKS:
+                return None
+            file = self.files[next(iter(self._held))[0]]
+            return file, len(file.digests)
+
+
+def _runs(index: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield the runs of consecutive rows in an index, in its order."""
+    if not len(index):
+        return
+    ends = (index.diff() != 1).nonzero().flatten() + 1
+    for first, last in pairwise([0, *ends.tolist(), len(index)]):
+        yield int(index[first]), int(index[last - 1]) + 1

@@ -1,0 +1,140 @@
+"""A checkpoint read straight from the hub: no copy on the disk, only headers before the work.
+
+    listing -> config, index, side files (whole, checked, in memory) -> each shard's header
+
+What stands in a header decides where every tensor lies; so its bytes are proven with the file's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from formats.checkpoint import (
+    MAX_SIDE_BYTES,
+    SIDE_FILES,
+    Checkpoint,
+    assemble,
+    check_config,
+    check_index,
+)
+from formats.json_file import parse_object
+from formats.safetensors.file import header_length, parse_header
+from qwen35_convert.errors import FetchError
+from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
+from qwen35_convert.hub.files import INDEX, needed, read_weight_map
+from qwen35_convert.hub.ranges import RangeReader
+from qwen35_convert.hub.remote_file import BLOCK_BYTES, RemoteFile, RemoteFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = "config.json"
+FIRST_BYTES = 1 << 20  # of a shard: its header, and of the largest ones nearly all of it
+OPENING_THREADS = 8
+NAP = 0.5
+
+
+def open_stream(
+    repo: str,
+    revision: str | None = None,
+    *,
+    block: int = BLOCK_BYTES,
+    sleep: Callable[[float], object] | None = None,
+    listing: Listing | None = None,
+) -> tuple[Checkpoint, str]:
+    """Return the checkpoint `repo` at `revision` (default: main) and its commit.
+
+    block    bytes of a range request while converting
+    sleep    called with the seconds of a wait; None: time.sleep
+    listing  what `revision` is, if that was asked before
+
+    FetchError if the hub refuses, does not answer, lacks a needed file, or sends other bytes than
+    it lists. FormatError as for a folder.
+    """
+    check_name(repo, revision)
+    if is_offline():
+        remedy = "unset HF_HUB_OFFLINE, or convert from the cache without --stream"
+        raise FetchError(f"{repo}, offline (HF_HUB_OFFLINE)", "a stream", "no network", remedy)
+    stop = Event()
+    hub = open_hub(repo, revision, partial(_nap, stop, sleep or time.sleep))
+    return _Opening(hub, listing or hub.listing(), block).open(stop)
+
+
+def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
+    """Wait, but not longer than the work goes on: a busy server may ask for minutes."""
+    for _ in range(math.ceil(seconds / NAP)):
+        if stop.is_set():
+            raise InterruptedError("the work was abandoned")
+        sleep(NAP)
+
+
+class _Opening:
+    """What is asked while a stream is opened."""
+
+    def __init__(self, hub: Hub, listing: Listing, block: int) -> None:
+        self.hub, self.listing, self.block = hub, listing, block
+        self.folder = Path(f"hf:{hub.repo}@{listing.commit}")
+        self.sha256: dict[str, str] = {}
+
+    def open(self, stop: Event) -> tuple[Checkpoint, str]:
+        """Return the checkpoint and the commit."""
+        entries = self.listing.entries
+        index = self._small(INDEX) if INDEX in entries else None
+        weight_map = None if index is None else read_weight_map(self.hub.repo, index)
+        names = needed(self.hub.repo, entries, weight_map, f"see {self.hub.page(self.commit)}")
+        config = check_config(parse_object(self._small(CONFIG), CONFIG))
+        if index is not None:
+            weight_map = check_index(parse_object(index, INDEX), entries.__contains__)
+        with ThreadPoolExecutor(OPENING_THREADS) as pool:
+            shards = [name for name in names if name.endswith(".safetensors")]
+            files = dict(zip(shards, pool.map(self._shard, shards), strict=True))
+            side_names = [name for name in names if name in SIDE_FILES]
+            sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
+        opened = assemble(self.folder, config, files, weight_map)
+        opened.sides, opened.name = sides, self.hub.repo.rsplit("/", 1)[-1]
+        opened.remote = RemoteFiles(
+            files, opened.where, self._identity(names), self.sha256, stop.set
+        )
+        return opened, self.commit
+
+    @property
+    def commit(self) -> str:
+        """The commit that all requests name."""
+        return self.listing.commit
+
+    def _identity(self, names: list[str]) -> dict[str, tuple[int, str]]:
+        entries = {name: self.listing.entries[name] for name in names}
+        return {name: (e.size, e.sha256 or e.git_id or "") for name, e in entries.items()}
+
+    def _reader(self, name: str) -> RangeReader:
+        return RangeReader(self.hub, self.commit, name, self.listing.entries[name])
+
+    def _small(self, name: str) -> bytes:
+        """Return a whole file, checked."""
+        entry = self.listing.entries[name]
+        if entry.size > MAX_SIDE_BYTES:
+            got, expected = f"{entry.size} bytes", f"at most {MAX_SIDE_BYTES}"
+            raise FetchError(f"{self.hub.repo}: {name}", got, expected, "do not use it")
+        data = self._reader(name)(0, entry.size) if entry.size else bytearray()
+        proof = entry.proof()
+        proof.update(data)
+        if wrong := proof.wrong():
+            raise FetchError(f"{name} is not what the hub lists", *wrong, "run again")
+        self.sha256[name] = proof.sha256()
+        return bytes(data)
+
+    def _shard(self, name: str) -> RemoteFile:
+        """Return an opened shard, of which the header was read."""
+        entry, read_range = self.listing.entries[name], self._reader(name)
+        head = bytes(read_range(0, min(FIRST_BYTES, entry.size))) if entry.size else b""
+        stop = 8 + header_length(name, entry.size, head[:8])
+        if stop > len(head):
+            head += bytes(read_range(len(head), stop))
+        header = parse_header(name, head[8:stop], entry.size)
+        return RemoteFile(self.folder / name, header, entry, head[:stop], read_range, self.block)

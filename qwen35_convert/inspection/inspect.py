@@ -1,0 +1,97 @@
+"""What a checkpoint is, from its headers: sizes, layout, dtypes, problems, how to serve it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.tensor import TensorInfo
+from qwen35_convert.inspection.serving import serving
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The findings; `as_dict` is what `inspect --json` prints."""
+
+    layout: str
+    kind: str
+    config: dict[str, Any]
+    tensors: int
+    parameters: int
+    bytes: int
+    dtypes: dict[str, int]
+    quantization: str | None
+    mtp: dict[str, Any]
+    vision: bool
+    problems: list[dict[str, str]]
+    notes: list[str]
+    serving: dict[str, Any]
+    tensor_list: list[TensorInfo]
+
+    def as_dict(self, *, tensors: bool = False) -> dict[str, Any]:
+        """Return plain values; the list of all tensors only if asked for."""
+        result = asdict(self)
+        listed = result.pop("tensor_list")
+        return result | ({"tensor_list": listed} if tensors else {})
+
+
+def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
+    """Judge an opened checkpoint; `name` is what to serve it by. Nothing but headers is read."""
+    layout, infos = source.layout, source.infos()
+    scales = {atom.scale for atom in layout.atoms.values()}
+    weights = [info for name, info in infos.items() if name not in scales]
+    return Inspection(
+        layout=layout.kind,
+        kind="moe" if source.config.moe else "dense",
+        config=_config(source),
+        tensors=len(infos),
+        parameters=sum(info.numel for info in weights),
+        bytes=sum(info.nbytes for info in infos.values()),
+        dtypes=dict(sorted(Counter(info.dtype for info in infos.values()).items())),
+        quantization=layout.quantized,
+        mtp={"layers": layout.form.mtp_layers, "experts": _mtp_experts(source)},
+        vision=layout.form.vision,
+        problems=[asdict(problem) for problem in layout.problems],
+        notes=[*source.notes, *layout.notes],
+        serving=_serving(source, name),
+        tensor_list=list(infos.values()),
+    )
+
+
+def _config(source: Checkpoint) -> dict[str, Any]:
+    """Return resolved sizes under their names in config.json."""
+    config = source.config
+    sizes = {
+        config.fields[symbol].removeprefix("text_config.").removesuffix(" (absent, default)"): value
+        for symbol, value in config.sizes.items()
+    }
+    return sizes | {
+        "num_hidden_layers": len(config.layer_types),
+        "linear_attention_layers": config.layer_types.count("linear_attention"),
+        "full_attention_layers": config.layer_types.count("full_attention"),
+        "rope_theta": config.rope.theta,
+        "partial_rotary_factor": config.rope.partial,
+        "mrope_section": list(config.rope.sections),
+        "rms_norm_eps": config.eps,
+        "tie_word_embeddings": source.layout.tied,
+        "mtp_num_hidden_layers": config.mtp_layers,
+    }
+
+
+def _mtp_experts(source: Checkpoint) -> str | None:
+    form = source.layout.form
+    return form.mtp_experts if source.config.moe and form.mtp_layers else None
+
+
+def _serving(source: Checkpoint, name: str) -> dict[str, Any]:
+    kinds = source.config.layer_types
+    found = serving(
+        source.config.sizes,
+        num_full_layers=kinds.count("full_attention"),
+        num_gdn_layers=kinds.count("linear_attention"),
+        model=name,
+        block_fp8=source.layout.quantized == "fp8-block",
+    )
+    return found.as_dict()

@@ -1,0 +1,1 @@
+"""What a conversion will do, known before a weight is read."""

@@ -1,0 +1,35 @@
+"""Which type the weights of a GGUF file go back to when they are kept.
+
+GGUF stores norms, convolutions and routers in F32 whatever they were. The hub has F32 for A_log and
+the norm of the delta rule, BF16 for all else, and BF16 fits into F32: so an F32 file whose
+embedding holds nothing but BF16 numbers was BF16, and what was quantised was too.
+"""
+
+from __future__ import annotations
+
+from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
+from quant.stored import open_value
+
+FLOAT32_ROLES = frozenset({"A_log", "gdn_norm"})
+SAMPLE_ROWS = 16
+
+
+def kept_dtype(source: Checkpoint, atom: Atom, model_dtype: str) -> str:
+    """Return the type in which a kept atom is written to a folder."""
+    if not source.gguf:
+        return atom.dtype
+    if atom.role in FLOAT32_ROLES:
+        return "F32"
+    return atom.dtype if atom.dtype != "F32" else model_dtype
+
+
+def model_dtype(source: Checkpoint) -> str:
+    """Return BF16, or F32 if the numbers of the embedding's first rows need it."""
+    import torch
+
+    atom = source.layout.atoms["embed_tokens"]
+    if not source.gguf or source.infos()[atom.stored].dtype != "F32":
+        return "BF16"
+    rows = open_value(source, atom).rows(0, min(SAMPLE_ROWS, atom.shape[0]))
+    return "BF16" if torch.equal(rows.to(torch.bfloat16).float(), rows) else "F32"

@@ -1,0 +1,194 @@
+"""How much memory a conversion takes, made to fit a limit before a byte is written.
+
+    limit >= program and plan + mapped pages + workers * (room + OVERHEAD)
+
+The program and the plan are measured: what this process holds after the encoders of the plan are
+loaded and compiled. Mapped pages of the source (and of the artifact, when it is verified) are given
+back after every 16 MB. What is left is parted among the workers: first the rows of a chunk become
+fewer (`room`), then the workers do; below one worker with its smallest chunk it is refused.
+
+Without `--memory-limit` the command takes 600 MB, or three quarters of what the machine has free
+where that is less; a plan that needs more gets it. A caller in Python, whose process may be of any
+size, takes three quarters of what is free.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from formats.checkpoint import MAX_MAPPED, Checkpoint
+from formats.family.ops import VIEWS
+from quant.scheme import Scheme
+from quant.stored import ROOM, read_cost
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.plan import Plan, Row
+from qwen35_convert.run.items import held_to_write
+
+SHARE = 0.75
+MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
+OVERHEAD = 4 << 20  # of a worker: its stack, the heap's slack, a chunk that is being hashed
+PER_TENSOR = 2048  # what verification keeps of each tensor: header, atom, figures
+SMALLEST = 128, 256  # rows and columns on which an encoder is tried
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many bytes the process may take. One that is not firm gives way to what is needed."""
+
+    nbytes: int
+    firm: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the rows may use: workers with `room` bytes each; workers that verify."""
+
+    workers: int
+    room: int
+    verifiers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a conversion needs in bytes.
+
+    base    the program and the plan; of a stream the blocks that are held
+    least   the smallest chunk of the widest row
+    verify  what verification keeps, and that it maps the artifact too; 0 without it
+    """
+
+    base: int
+    least: int
+    verify: int = 0
+
+    @property
+    def floor(self) -> int:
+        """The least limit with which it runs, on one worker."""
+        convert = self.least + OVERHEAD
+        check = self.verify + max(ROOM, self.least) + OVERHEAD if self.verify else 0
+        return self.base + MARGIN + MAX_MAPPED + max(convert, check)
+
+    def part(self, limit: int, workers: int) -> Share:
+        """Part what is left of a limit among workers, as many as fit."""
+        free = limit - self.base - MARGIN - MAX_MAPPED
+        fit = max(1, min(workers, free // (self.least + OVERHEAD)))
+        room = min(max(self.least, free // fit - OVERHEAD), max(ROOM, self.least))
+        each = max(ROOM, self.least) + OVERHEAD
+        return Share(fit, room, max(1, min(workers, (free - self.verify) // each)))
+
+
+def fit_memory(
+    plan: Plan, source: Checkpoint, limit: Limit | None, workers: int, *, verify: bool
+) -> Share:
+    """Return how to work within a limit (None: the machine's). RecipeError if it is too small."""
+    for scheme in plan.schemes().values():
+        warm(scheme, verify=verify)
+    base = resident() + (source.remote.room if source.remote is not None else 0)
+    need = Need(base, _least(plan, source), _kept(plan) if verify else 0)
+    return need.part(_checked(limit, need), workers)
+
+
+def fit_verification(source: Checkpoint | None, limit: Limit | None, workers: int) -> int:
+    """Return how many workers verify within a limit. RecipeError if not even one does."""
+    atoms = len(source.layout.atoms) if source else 0
+    need = Need(resident(), 0, MAX_MAPPED + PER_TENSOR * atoms)
+    return need.part(_checked(limit, need), workers).verifiers
+
+
+def _checked(limit: Limit | None, need: Need) -> int:
+    """Return the bytes of a limit. RecipeError if it is less than what is needed."""
+    machine = need.base + int(SHARE * free_memory())
+    if limit is None or not limit.firm:
+        return max(need.floor, min(machine, limit.nbytes if limit else machine))
+    if limit.nbytes < need.floor:
+        raise RecipeError(
+            f"--memory-limit is {_shown(limit.nbytes)}, expected {_shown(need.floor)} or more\n"
+            f"  from  {_shown(need.base + MARGIN)} the program and the plan, "
+            f"{_shown(MAX_MAPPED)} pages of the source, {_shown(need.least)} the smallest chunk"
+            + (f", {_shown(need.verify)} verification" if need.verify else "")
+        )
+    return limit.nbytes
+
+
+def warm(scheme: Scheme, *, verify: bool) -> None:
+    """Load and compile what a scheme runs, so that it is measured."""
+    import torch
+
+    w = torch.zeros(SMALLEST, dtype=torch.bfloat16)
+    stored = scheme.encode(w)
+    if verify:
+        scheme.compare(w, stored)
+
+
+def _least(plan: Plan, source: Checkpoint) -> int:
+    schemes = plan.schemes()
+    return max(_least_of(row, source, schemes.get(row.scheme)) for row in plan.rows)
+
+
+def _least_of(row: Row, source: Checkpoint, scheme: Scheme | None) -> int:
+    """Return the bytes of a row's smallest chunk."""
+    multiple = scheme.row_multiple if scheme else 1
+    moved = bool(row.ops) or not all(isinstance(op, VIEWS) for op in row.atom.ops)
+    cost = read_cost(source.infos()[row.atom.stored], moved=moved) + held_to_write(row.scheme)
+    return min(multiple, *row.atom.shape[:1]) * prod(row.atom.shape[1:]) * cost
+
+
+def _kept(plan: Plan) -> int:
+    return MAX_MAPPED + PER_TENSOR * sum(len(shard.infos) for shard in plan.shards)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process holds now; elsewhere than on Linux its peak."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return _kilobytes(status, "VmRSS:") or 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory() -> int:
+    """Return the bytes that this process may use: free on the machine, within every limit on us."""
+    return min(_of_machine(), *group_limits())
+
+
+def _of_machine() -> int:
+    free = _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
+    return free or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def group_limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """Yield every limit that a control group sets on this process: version 2, and 1's memory.
+
+    Not what is left of it: most of what a group uses is cached files, which make room.
+    """
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        here = root / kinds / path.lstrip("/")
+        for folder in (here, *here.parents):
+            file = folder / ("memory.limit_in_bytes" if kinds else "memory.max")
+            text = file.read_text().strip() if file.is_file() else ""
+            if text.isascii() and text.isdigit():
+                yield int(text)
+            if folder == root / kinds:
+                break
+
+
+def _kilobytes(path: Path, key: str) -> int | None:
+    if not path.exists():
+        return None
+    found = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
+    return next((int(words[1]) * 1024 for words in found), None)
+
+
+def _shown(size: int) -> str:
+    return f"{-(-size // 10**6)} MB"

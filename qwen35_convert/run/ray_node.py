@@ -1,0 +1,121 @@
+"""What runs on a node of a cluster: a batch of rows into the files that the driver has reserved.
+
+A node trusts nothing it was told about files: it opens source and output by itself, and refuses to
+write where the driver's token is not, or what the driver's plan is not. What a user can cause is
+returned, not raised, so that it arrives without the cluster's own traceback around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.errors import FormatError
+from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.planning.make import make_plan
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.run.items import Effort, convert_rows
+from qwen35_convert.run.memory import Limit, Share, fit_memory
+from qwen35_convert.write.receipt import version
+from qwen35_convert.write.sink import FolderSink, read_mark
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A conversion as a node is told of it: paths that all nodes see, recipe, what must agree.
+
+    name     what people call the model
+    token    what stands in the lock file
+    digest   of the plan: headers and recipe, sizes and times of the source's files
+    version  of qwen35
+    limit    memory of each node
+    """
+
+    source: Path
+    name: str
+    recipe: Recipe
+    out: Path
+    token: str
+    digest: str
+    version: str
+    device: str
+    limit: Limit | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    plan: Plan
+    source: Checkpoint
+    sink: FolderSink
+    share: Share
+
+
+class Node:
+    """One node's process. `name` is the node's, for messages."""
+
+    def __init__(self, spec: Spec, threads: int, name: str) -> None:
+        self._spec, self._threads, self._name = spec, threads, name
+        self._job: _Job | None = None
+
+    def prepare(self) -> ValueError | None:
+        """Open everything; return what is wrong."""
+        try:
+            self._job = self._open()
+        except RecipeError as error:  # this node has too little memory
+            return MissingError(f"node {self._name}: {error}")
+        except ValueError as error:
+            return error
+        return None
+
+    def convert(self, rows: Sequence[int]) -> ValueError | None:
+        """Convert rows and make their bytes durable; return what is wrong."""
+        job = self._job
+        assert job is not None, "a node is prepared first"
+        effort = Effort(job.share.workers, self._spec.device, lambda: None, job.share.room)
+        try:
+            with closing(convert_rows(job.plan, job.source, job.sink, rows, effort)) as done:
+                for _ in done:
+                    pass
+            job.sink.sync()
+        except OSError as error:
+            return OutputError(f"node {self._name}: {error.filename}: {error.strerror}")
+        except ValueError as error:
+            return error
+        return None
+
+    def _open(self) -> _Job:
+        spec = self._spec
+        if version() != spec.version:
+            raise MissingError(
+                f"node {self._name} runs qwen35 {version()}, expected {spec.version}"
+            )
+        if read_mark(spec.out) != spec.token:
+            raise OutputError(
+                f"node {self._name} does not see what this machine writes beside {spec.out}\n"
+                "  expected  a file system that all nodes share"
+            )
+        plan, source = self._plan()
+        share = fit_memory(plan, source, spec.limit, self._threads, verify=False)
+        sink = FolderSink(spec.out, plan.shards)
+        sink.attach()
+        return _Job(plan, source, sink, share)
+
+    def _plan(self) -> tuple[Plan, Checkpoint]:
+        """Open the source and plan again. OutputError if it is another source here."""
+        spec = self._spec
+        try:
+            source = open_checkpoint(spec.source)
+        except FormatError as error:
+            raise OutputError(f"node {self._name}: {error}") from None
+        source.name = spec.name
+        plan = make_plan(source, spec.recipe, spec.out.stem)
+        if plan.digest(source) != spec.digest:
+            raise OutputError(
+                f"node {self._name} sees another source at {spec.source}: its files differ in "
+                "name, size or time\n  expected  a file system that all nodes share"
+            )
+        return plan, source

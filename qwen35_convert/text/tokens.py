@@ -1,0 +1,112 @@
+"""Text to token ids and back, with a checkpoint's own tokenizer, chat template and stop tokens.
+
+Stop tokens are the union of what generation_config.json, the tokenizer and config.json name: the
+text config of Qwen3.5 says <|endoftext|>, a chat ends with <|im_end|>, and the small checkpoints
+have no generation_config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from formats.json_file import parse_object
+from qwen35_convert.errors import RecipeError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE, GENERATION_CONFIG = "chat_template.jinja", "generation_config.json"
+DEFAULT = "default"
+DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer of a checkpoint. FormatError if it has none that can be read."""
+    from tokenizers import Tokenizer
+
+    content = checkpoint.side(TOKENIZER)
+    if content is None:
+        raise FormatError(
+            f"{checkpoint.folder}: {TOKENIZER} is missing, and text is needed as tokens"
+        )
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
+        raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
+
+
+def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
+    """Return the tokens of a text file (`default`: the bundled one), 2 at least.
+
+    RecipeError if the text cannot be read or is too short.
+    """
+    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"text {text} cannot be read: {error}") from None
+    ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
+    if len(ids) < 2:
+        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
+    return list(ids)
+
+
+def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:
+    """Return the prompt as one user turn in the checkpoint's chat template."""
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    messages = [{"role": "user", "content": prompt}]
+    try:
+        template = environment.from_string(_template(checkpoint))
+        return template.render(messages=messages, add_generation_prompt=True)
+    except TemplateError as error:
+        raise FormatError(f"{checkpoint.folder}: the chat template fails: {error}") from None
+
+
+def _refuse(message: str) -> None:
+    raise FormatError(f"the chat template refuses the prompt: {message}")
+
+
+def _template(checkpoint: Checkpoint) -> str:
+    content = checkpoint.side(TEMPLATE)
+    if content is not None:
+        return content.decode("utf-8")
+    given = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
+    if not isinstance(given, str):
+        raise FormatError(f"{checkpoint.folder}: there is no chat template ({TEMPLATE})")
+    return given
+
+
+def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return every token id that ends a text."""
+    named = _object(checkpoint, TOKENIZER_CONFIG).get("eos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    found = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
+    for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
+        given = part.get("eos_token_id")
+        found += given if isinstance(given, list) else [given]
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    content = checkpoint.side(name)
+    return {} if content is None else parse_object(content, name)
+
+
+def decode_stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """Yield text as soon as tokens make whole characters."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=True)
+    for token in tokens:
+        piece = stream.step(tokenizer, token)
+        if piece:
+            yield piece

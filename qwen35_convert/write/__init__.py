@@ -1,0 +1,1 @@
+"""Writing aside: sinks, journal, receipt."""

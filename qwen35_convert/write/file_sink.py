@@ -1,0 +1,129 @@
+"""Output that is a file, or a few beside each other: a GGUF, its parts, its mmproj, its receipt.
+
+They are built in a hidden folder like a folder of safetensors. `commit` moves them out one by one,
+OUT itself last; a list of what is to be moved is made durable first, so that a crash between two
+moves is finished by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwen35_convert.errors import OutputError
+from qwen35_convert.planning.plan import Shard
+from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.receipt import receipt_name
+from qwen35_convert.write.sink import (
+    JOURNAL,
+    LOCK,
+    FolderSink,
+    check_parent,
+    partial_of,
+    sync_folder,
+    writing,
+)
+
+MOVES = "moves"
+MAGIC = b"GGUF"
+
+
+def is_gguf(out: Path) -> bool:
+    """Whether OUT is to be a GGUF file: its name ends so."""
+    return out.suffix == ".gguf"
+
+
+def check_out_files(
+    out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
+) -> None:
+    """Refuse output files that would harm something: the source, or what stands there already."""
+    check_parent(out)
+    origin = {path.resolve() for path in source}
+    for path in (out, *(out.with_name(name) for name in names)):
+        if path.resolve() in origin:
+            raise OutputError(f"{path} is a file of the source\n  fix   choose another OUT")
+        if not path.exists() and not path.is_symlink():
+            continue
+        if not path.is_file():
+            raise OutputError(f"{path} is no file, expected a GGUF file or nothing")
+        if not overwrite:
+            raise OutputError(f"{path} exists\n  fix   name another OUT, or add --overwrite")
+        if not _holds_gguf(path):
+            raise OutputError(
+                f"{path} is no GGUF file, so --overwrite does not replace it\n"
+                "  fix   name another OUT"
+            )
+
+
+def _holds_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def finish_moves(out: Path, first: Path, digest: str) -> bool:
+    """Finish what a crash interrupted while files were given their names, `first` being the last.
+
+    True if that was the conversion of this digest, which so is done. OutputError if another process
+    is doing it.
+    """
+    work = partial_of(out)
+    moving = (work / MOVES).is_file()
+    if not moving and (not first.exists() or not work.is_dir() or (work / JOURNAL).exists()):
+        return False
+    sink = FileSink(out, ())
+    sink.open()
+    try:
+        same = Journal(work / JOURNAL, digest).resume()
+        with writing(out, "giving it its name", sink.left):
+            if (work / MOVES).is_file():
+                _move(work, out)
+            else:  # all is moved, this folder was being removed
+                shutil.rmtree(work)
+    finally:
+        sink.close()
+    return same
+
+
+class FileSink(FolderSink):
+    """GGUF files under construction."""
+
+    def __init__(self, out: Path, shards: Sequence[Shard]) -> None:
+        super().__init__(out, shards)
+        self.receipt = receipt_name(out)
+
+    @property
+    def entry(self) -> Path:
+        """Return the first of the files; it leads to the others."""
+        return self.out.with_name(self._shards[0].name)
+
+    @property
+    def artifact(self) -> Path:
+        """Return the first of the files, where it is built."""
+        return self.work / self._shards[0].name
+
+    def commit(self) -> None:
+        """Make everything durable and give every file its final name."""
+        self.sync()
+        first = self.artifact.name
+        names = sorted((path.name for path in self.artifact_files()), key=lambda n: n == first)
+        with writing(self.out, "giving it its name", self.left):
+            self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
+            (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
+            sync_folder(self.work)
+            _move(self.work, self.out)
+        self.close()
+
+
+def _move(work: Path, out: Path) -> None:
+    """Move what is listed and still there; the last is what others open, and says: complete."""
+    for name in json.loads((work / MOVES).read_bytes()):
+        if (work / name).exists():
+            (work / name).rename(out.with_name(name))
+    sync_folder(out.parent)
+    (work / JOURNAL).unlink(missing_ok=True)  # first: it speaks of files that are gone
+    (work / MOVES).unlink()
+    (work / LOCK).unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
+    sync_folder(out.parent)

@@ -1,0 +1,111 @@
+"""The receipt beside every artifact: what made it, from what, and what it is, by hash.
+
+It holds no time and no path of a machine: the same source and recipe give the same receipt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from qwen35_convert.planning.plan import Plan
+
+RECEIPT = "qwen35-receipt.json"
+HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a source came from on the hub; empty for a local folder.
+
+    `hashes` maps the files that were fetched to their SHA-256, which was computed then.
+    """
+
+    repo: str | None = None
+    revision: str | None = None
+    hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+def receipt_name(out: Path) -> str:
+    """Return the name of a GGUF file's receipt, which lies beside it."""
+    return f"{out.name}.receipt.json"
+
+
+def version() -> str:
+    """Return the installed version of qwen35."""
+    try:
+        return metadata.version("qwen35")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
+
+def sha256_file(path: Path, stop: threading.Event | None = None) -> str:
+    """Return the hex SHA-256 of a file: mapped, so nothing is copied, and given back as it goes.
+
+    When `stop` is set it returns early, with a hash of nothing in particular.
+    """
+    digest, size = hashlib.sha256(), path.stat().st_size
+    if not size:
+        return digest.hexdigest()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for start in range(0, size, HASH_CHUNK):
+            if stop is not None and stop.is_set():
+                break
+            length = min(HASH_CHUNK, size - start)
+            with memoryview(mapped) as view, view[start : start + length] as part:
+                digest.update(part)
+            mapped.madvise(mmap.MADV_DONTNEED, start, length)
+    return digest.hexdigest()
+
+
+def describe_files(
+    paths: Iterable[Path],
+    workers: int,
+    known: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
+    listed = sorted(paths)
+    given = known or {}
+
+    def one(path: Path) -> str:
+        return given.get(path.name) or sha256_file(path, stop)
+
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        hashes = list(pool.map(one, listed))
+    return {
+        path.name: {"size": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(listed, hashes, strict=True)
+    }
+
+
+def make_receipt(
+    plan: Plan,
+    origin: Origin,
+    source_files: dict[str, Any],
+    output_files: dict[str, Any],
+    schemes: Mapping[str, Any] | None,
+) -> bytes:
+    """Return the receipt's bytes; `schemes` is what verification measured, None if it did not."""
+    receipt = {
+        "qwen35": version(),
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "source": {"repo": origin.repo, "revision": origin.revision, "files": source_files},
+        "output": {"files": output_files},
+        "errors": schemes,
+        "dropped": plan.dropped,
+    }
+    return dump_json(receipt)
+
+
+def dump_json(value: Any) -> bytes:
+    """Return JSON as it is written everywhere: two spaces, keys as given, final newline."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

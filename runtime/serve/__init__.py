@@ -1,0 +1,1 @@
+"""The serving loop: requests in, tokens out."""

@@ -1,0 +1,124 @@
+"""The next token: the likeliest, or one drawn from the likeliest few.
+
+    p = softmax(logits / temperature)     over the top_k likeliest tokens
+    of these the fewest whose probabilities reach top_p, renormalised; the token where the
+    cumulated probability passes a number drawn from the request's own generator
+
+Source: Holtzman et al. 2020 for top-p, after top-k as in transformers. Each row is treated by
+itself and each token takes one draw, so that what a request gets does not depend on its neighbours.
+The numbers are drawn when a request starts: from then on the device chooses by itself.
+
+Shape letters: R rows, V vocabulary, S slots, L tokens a slot holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from runtime.errors import RequestError
+from runtime.state import send
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request draws its tokens; temperature 0 is greedy.
+
+    Raises RequestError for a temperature below 0, a top_k below 0 or a top_p outside (0, 1].
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise RequestError(f"temperature is {self.temperature}, expected 0 (greedy) or more")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}, expected 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise RequestError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether always the likeliest token is taken."""
+        return self.temperature == 0
+
+    def generator(self) -> Random:
+        """Return the request's generator."""
+        return Random(self.seed)
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What the next token of each slot is drawn with, and its last token, all on the device.
+
+    Whose slot is -1 is padding: it has the last place of each, which no slot has. A greedy row is
+    one that draws from its likeliest token alone, so that rows of both kinds go together.
+
+    last      [S+1] int64, the token that comes next in each slot's sequence, to be computed
+    settings  [S+1, 3] float64: temperature, top_k, top_p
+    numbers   [S+1, L] float64: the number that draws the token after each place
+    """
+
+    last: Tensor
+    settings: Tensor
+    numbers: Tensor
+
+    @staticmethod
+    def allocate(slots: int, max_len: int, device: torch.device) -> Sampler:
+        """Return a sampler of greedy slots."""
+        return Sampler(
+            last=torch.zeros(slots + 1, dtype=torch.int64, device=device),
+            settings=torch.ones(slots + 1, 3, dtype=torch.float64, device=device),
+            numbers=torch.zeros(slots + 1, max_len, dtype=torch.float64, device=device),
+        )
+
+    def start(self, slot: int, sampling: Sampling, first: int, count: int) -> None:
+        """Let the `count` tokens of a slot after place `first` and its followers be drawn so."""
+        generator, (settings, numbers) = sampling.generator(), (self.settings, self.numbers)
+        if sampling.greedy:
+            send([1.0, 1.0, 1.0], settings[slot])
+            return
+        send([sampling.temperature, sampling.top_k or torch.inf, sampling.top_p], settings[slot])
+        send([generator.random() for _ in range(count)], numbers[slot, first : first + count])
+
+    def choose(
+        self, logits_RV: Tensor, slots_R: Tensor, places_R: Tensor, *, sampled: bool
+    ) -> Tensor:
+        """Return the tokens [R] that come after the places whose logits these are.
+
+        sampled  whether there are rows that are not greedy: to draw takes a sort
+        """
+        if not sampled:
+            return logits_RV.argmax(-1)
+        return draw(logits_RV, self.settings[slots_R], self.numbers[slots_R, places_R])
+
+
+def draw(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
+    """Return the token [R] at each row's number in [0, 1) along its cumulated probabilities.
+
+    logits_RV    [R, V] any float
+    settings_R3  [R, 3] float64: temperature above 0, top_k, which may be inf, and top_p
+    at_R         [R] float64
+    """
+    temperature, top_k, top_p = settings_R3.T[..., None]
+    ordered, order = logits_RV.double().sort(stable=True, dim=-1, descending=True)
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    p = (
+        ((ordered - ordered[:, :1]) / temperature)
+        .masked_fill(rank >= top_k, -torch.inf)
+        .softmax(-1)
+    )
+    p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0)
+    cumulated = p.cumsum(-1)
+    place = torch.searchsorted(cumulated, at_R[:, None] * cumulated[:, -1:], right=True)
+    last = (p > 0).sum(-1, keepdim=True) - 1
+    return order.gather(1, torch.minimum(place, last))[:, 0]

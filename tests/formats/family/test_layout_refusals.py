@@ -1,0 +1,299 @@
+"""What is not the family is refused: by the tensor's name, with the field or the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from formats.family.config import read_config
+from formats.family.layout import recognise
+from formats.family.rules import Form
+from formats.tensor import TensorInfo
+from tests.checkpoints import hub_config, make_weights, split_experts
+from tests.formats.layouts import Config, P, Q, infos_of, recognised, to_fp8, to_mlx, without
+
+
+def only_problem(config: Config, infos: dict[str, TensorInfo]) -> str:
+    found = recognise(infos, read_config(config))
+    assert len(found.problems) == 1, [str(problem) for problem in found.problems]
+    return f"{found.problems[0].tensor} {found.problems[0].problem}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        (Q, (256, 128), "shape [256, 128], expected [512, 128] (2*NH*HD, H)"),
+        (Q, (128, 512), "it is transposed"),
+        (Q, (512, 128, 1), "expected [512, 128]"),
+        (P + "layers.0.linear_attn.in_proj_qkv.weight", (320, 128), "linear_num_key_heads 1"),
+        (P + "layers.0.linear_attn.A_log", (1,), "linear_num_value_heads 3"),
+        (P + "layers.0.linear_attn.conv1d.weight", (512, 4), "linear_conv_kernel_dim 4"),
+        (P + "embed_tokens.weight", (250, 128), "text_config.vocab_size 256"),
+        ("mtp.fc.weight", (256, 128), "it is transposed"),
+        ("model.visual.blocks.0.attn.qkv.weight", (32, 96), "it is transposed"),
+        ("model.visual.patch_embed.proj.weight", (32, 2, 4, 4, 3), "axes are in another order"),
+        ("model.visual.pos_embed.weight", (17, 32), "vision_config.num_position_embeddings 16"),
+    ],
+)
+def test_a_wrong_shape_is_refused_with_the_field_that_says_so(name, shape, message):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[name] = replace(infos[name], shape=shape)
+    found = only_problem(config, infos)
+    assert found.startswith(name + " has shape ")
+    assert "config.json: " in found
+    assert message in found
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("gate_up_proj", (4, 128, 256), "axes are in another order"),
+        ("gate_up_proj", (3, 256, 128), "text_config.num_experts 4"),
+        ("gate_up_proj", (4, 128, 128), "moe_intermediate_size 128"),
+        ("down_proj", (4, 128, 64), "moe_intermediate_size 128"),
+    ],
+)
+@pytest.mark.parametrize("base", [P + "layers.1.mlp.experts.", "mtp.layers.0.mlp.experts."])
+def test_wrong_experts_are_refused_with_the_field_that_says_so(base, name, shape, message):
+    """Pruned experts (REAP) that config.json does not know of are one of these."""
+    config = hub_config(moe=True)
+    infos = infos_of(make_weights(config))
+    infos[base + name] = replace(infos[base + name], shape=shape)
+    assert message in only_problem(config, infos)
+
+
+def test_a_pruned_trunk_with_a_whole_mtp_is_refused_naming_num_experts():
+    """REAP: the config counts 4 experts, the MTP layer still has 7 of them, one by one."""
+    config = hub_config(moe=True)
+    whole = hub_config(moe=True, num_experts=7)
+    trunk = without(make_weights(config), "mtp.")
+    both = split_experts(trunk | {n: w for n, w in make_weights(whole).items() if n[:4] == "mtp."})
+    problems = recognised(config, both).problems
+    assert len(problems) == 1 + 3 * 3
+    assert "num_experts 4" in problems[-1].problem
+    assert all("num_experts is 4" in problem.problem for problem in problems[:-1])
+    assert problems[0].tensor == "mtp.layers.0.mlp.experts.4.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        Q,
+        "lm_head.weight",
+        "mtp.norm.weight",
+        P + "norm.weight",
+        P + "layers.0.mlp.up_proj.weight",
+        "model.visual.merger.norm.bias",
+    ],
+)
+def test_a_missing_tensor_is_refused_by_name(name):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos.pop(name)
+    found = recognise(infos, read_config(config))
+    hub = name.removeprefix(P).removeprefix("model.")
+    assert [problem.tensor for problem in found.problems] == [hub]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (P + "layers.4.input_layernorm.weight", "is in layer 4, but num_hidden_layers is 4"),
+        (P + "layers.0.self_attn.q_proj.weight", "layer_types calls linear_attention"),
+        (P + "layers.3.linear_attn.A_log", "layer_types calls full_attention"),
+        (P + "layers.0.mlp.gate.weight", "in a dense model"),
+        (P + "layers.0.mlp.experts.0.up_proj.weight", "in a dense model"),
+        ("mtp.layers.0.linear_attn.A_log", "beside the other tensors"),
+        ("model.visual.blocks.1.norm1.bias", "is in block 1, but vision_config.depth is 1"),
+        (P + "layers.0.mlp.gate_proj.bias", "no tensor of the Qwen3.5 family"),
+        (P + "layers.#.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
+        ("mtp.layers.#.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
+        (P + "layers.00.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
+        ("thinker." + Q, "no tensor of the Qwen3.5 family"),
+        ("model.rotary_emb.inv_freq", "no tensor of the Qwen3.5 family"),
+        ("", "no tensor of the Qwen3.5 family"),
+    ],
+)
+def test_a_tensor_without_a_place_is_refused_with_the_reason(name, message):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[name] = TensorInfo(name, "BF16", (128,))
+    assert message in only_problem(config, infos)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (P + "layers.1.mlp.experts.0.up_proj.weight", "beside the other tensors"),
+        (P + "layers.1.mlp.experts.4.up_proj.weight", "4, but text_config.num_experts is 4"),
+        (P + "layers.1.mlp.up_proj.weight", "in a mixture of experts"),
+    ],
+)
+def test_an_expert_too_many_is_refused(name, message):
+    config = hub_config(moe=True)
+    infos = infos_of(make_weights(config))
+    infos[name] = TensorInfo(name, "BF16", (128, 128))
+    assert message in only_problem(config, infos)
+
+
+def test_mtp_layers_are_counted_and_not_believed():
+    """An index of a billion must not make a billion places."""
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    name = "mtp.layers.999999999.input_layernorm.weight"
+    infos[name] = TensorInfo(name, "BF16", (128,))
+    found = recognise(infos, read_config(config))
+    assert name in [problem.tensor for problem in found.problems]
+    assert len(found.problems) == 12  # the second layer's 11 tensors, and this one
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 128), (512, 0)])
+def test_an_empty_tensor_is_refused_by_name(shape):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[Q] = replace(infos[Q], shape=shape)
+    assert f"{Q} is empty" in only_problem(config, infos)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F8_E5M2", "BOOL", "I64", "F8_E8M0"])
+def test_a_dtype_that_is_no_weight_is_refused(dtype):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[Q] = replace(infos[Q], dtype=dtype)
+    assert f"{Q} has dtype {dtype}, expected one of BF16" in only_problem(config, infos)
+
+
+def test_packed_leftovers_are_named_beside_what_they_leave_missing():
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[Q] = TensorInfo(Q, "U8", (32768, 1))
+    problems = recognise(infos, read_config(config)).problems
+    assert [p.problem for p in problems] == ["is packed U8 with shape [32768, 1]", "is missing"]
+
+
+def fp8_infos(config: Config) -> dict[str, TensorInfo]:
+    return infos_of(to_fp8(make_weights(config)))
+
+
+def test_fp8_without_a_scale_is_refused():
+    infos = fp8_infos(hub_config())
+    infos.pop(Q + "_scale_inv")
+    assert only_problem(hub_config(), infos).startswith(f"{Q} is FP8 without a scale")
+
+
+def test_a_scale_of_a_bf16_weight_is_refused():
+    infos = fp8_infos(hub_config())
+    infos[Q] = replace(infos[Q], dtype="BF16")
+    assert f"{Q}_scale_inv scales {Q}, which is BF16" in only_problem(hub_config(), infos)
+
+
+def test_a_scale_without_its_weight_is_refused():
+    infos = fp8_infos(hub_config())
+    infos.pop(Q)
+    problems = recognise(infos, read_config(hub_config())).problems
+    assert [(p.tensor, p.problem) for p in problems] == [
+        ("layers.3.self_attn.q_proj.weight", "is missing"),
+        (Q + "_scale_inv", "scales a weight that is not there"),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 2), (8, 1), (4,), (2,), (4, 1, 1)])
+def test_a_scale_of_another_grid_is_refused_with_all_grids(shape):
+    infos = fp8_infos(hub_config())
+    infos[Q + "_scale_inv"] = replace(infos[Q + "_scale_inv"], shape=shape)
+    found = only_problem(hub_config(), infos)
+    assert found.startswith(f"{Q}_scale_inv has shape {list(shape)}, expected [4, 1] (fp8-block)")
+
+
+@pytest.mark.parametrize("dtype", ["U8", "I32", "F8_E4M3", "F64"])
+def test_a_scale_of_an_odd_type_is_refused(dtype):
+    """A packed E8M0 scale in I32 read as a number is a wrong scale."""
+    infos = fp8_infos(hub_config())
+    infos[Q + "_scale_inv"] = replace(infos[Q + "_scale_inv"], dtype=dtype)
+    assert f"_scale_inv has dtype {dtype}" in only_problem(hub_config(), infos)
+
+
+def test_two_scales_of_one_weight_are_refused():
+    infos = fp8_infos(hub_config())
+    infos[Q + "_scale"] = TensorInfo(Q + "_scale", "F32", ())
+    assert f"{Q}_scale is no tensor" in only_problem(hub_config(), infos)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        P + "norm.weight",
+        P + "layers.0.linear_attn.dt_bias",
+        P + "layers.0.linear_attn.conv1d.weight",
+        "model.visual.patch_embed.proj.weight",
+    ],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_fp8_that_is_no_matrix_is_refused(name, scaled):
+    infos = infos_of(make_weights(hub_config()))
+    infos[name] = replace(infos[name], dtype="F8_E4M3")
+    if scaled:
+        infos[name + "_scale"] = TensorInfo(name + "_scale", "F32", (1,))
+    assert f"{name} is FP8 with shape " in only_problem(hub_config(), infos)
+
+
+def test_vision_without_a_vision_config_is_refused():
+    config = hub_config()
+    weights = make_weights(config)
+    config["vision_config"] = None
+    found = recognised(config, weights)
+    visual = [name for name in weights if name.startswith("model.visual.")]
+    assert [problem.tensor for problem in found.problems] == visual
+    assert all("no vision_config" in problem.problem for problem in found.problems)
+    assert not found.form.vision
+
+
+def test_mlx_with_mtp_is_refused():
+    """Whether its MTP norms are shifted cannot be seen."""
+    config = hub_config()
+    weights = make_weights(config)
+    mtp = {name: value for name, value in weights.items() if name.startswith("mtp.")}
+    problems = recognised(config, to_mlx(weights) | mtp).problems
+    assert ["MLX" in problem.problem for problem in problems] == [True]
+
+
+def test_one_moved_convolution_among_others_is_not_mlx():
+    config = hub_config()
+    weights = make_weights(config)
+    name = P + "layers.1.linear_attn.conv1d.weight"
+    weights[name] = weights[name].transpose(1, 2)
+    assert "axes are in another order" in only_problem(config, infos_of(weights))
+
+
+def test_two_spellings_of_one_tensor_are_refused():
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    twin = Q.replace(P, "model.")
+    infos[twin] = replace(infos[Q], name=twin)
+    assert f"{twin} is layers.3.self_attn.q_proj.weight a second time" in only_problem(
+        config, infos
+    )
+
+
+def test_nothing_at_all_names_everything_that_is_missing():
+    config = hub_config()
+    found = recognise({}, read_config(config))
+    assert found.atoms == {}
+    assert {"embed_tokens.weight", "lm_head.weight"} <= {p.tensor for p in found.problems}
+
+
+@pytest.mark.parametrize("moe", [False, True])
+def test_the_wrong_kind_of_mlp_is_refused(moe):
+    weights = make_weights(hub_config(moe=moe))
+    problems = recognised(hub_config(moe=not moe), weights).problems
+    assert any("no place" in problem.problem for problem in problems)
+    assert any("is missing" in problem.problem for problem in problems)
+
+
+def test_an_untied_model_without_a_head_is_refused():
+    config = hub_config()
+    found = recognised(config, make_weights(config, Form(head=False)))
+    assert [p.tensor for p in found.problems] == ["lm_head.weight"]
+    assert "tie_word_embeddings false" in found.problems[0].problem

@@ -1,0 +1,248 @@
+"""Types of tensors: llama.cpp's held to what its llama_model_quantize wrote, ours to our promises.
+
+`golden/llama_quantize.json` was written by that function (build v0.5.0) from BF16 files of these
+shapes: by case and mix, `TYPE TYPE:blocks` of the kinds of tensors that it holds for.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import gguf
+import pytest
+
+from formats.family.config import read_config
+from formats.family.ops import shape_after
+from formats.family.rules import Form, family
+from formats.gguf.names import gguf_name, ops_to_gguf
+from quant.errors import QuantError
+from quant.ggml import codec as ggml
+from quant.mix.choose import ALWAYS_F32, FILE_TYPES, Choice, Facts, MixTensor, choose
+from quant.policy import PolicyRule
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "llama_quantize.json").read_text())
+SMALL = {
+    "vocab_size": 64, "hidden_size": 256, "head_dim": 64, "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
+LARGE = {
+    "vocab_size": 248320,
+    "head_dim": 256,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+}
+COMMON = {
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+# layers, query heads, key heads, width of the feed-forward, experts, tied, MTP, other sizes
+CASES = {
+    "dense24-tied": (24, 4, 2, 256, 0, True, False, SMALL),
+    "dense24-tied-mtp": (24, 4, 2, 256, 0, True, True, SMALL),
+    "dense32-gqa4": (32, 8, 2, 256, 0, False, True, SMALL),
+    "moe8": (8, 4, 2, 256, 8, False, True, SMALL),
+    "moe16": (24, 8, 1, 256, 16, False, True, SMALL),
+    "odd": (4, 4, 2, 80, 0, False, True, SMALL | {"hidden_size": 96}),
+    "0.8B": (24, 8, 2, 3584, 0, True, True,
+             LARGE | {"hidden_size": 1024, "linear_num_value_heads": 16}),
+    "9B": (32, 16, 4, 12288, 0, False, True,
+           LARGE | {"hidden_size": 4096, "linear_num_value_heads": 32}),
+    "27B": (64, 24, 4, 17408, 0, False, True,
+            LARGE | {"hidden_size": 5120, "linear_num_value_heads": 48}),
+    "35B-A3B": (40, 16, 2, 512, 256, False, True,
+                LARGE | {"hidden_size": 2048, "linear_num_value_heads": 32}),
+}  # fmt: skip
+RELEASED = ("0.8B", "9B", "27B", "35B-A3B")
+QUANTISED = tuple(mix for mix in FILE_TYPES if mix not in {"f32", "f16", "bf16"})
+DOWN = "layers.*.mlp.down_proj"
+
+
+@cache
+def case(name: str, *, imatrix: bool = False) -> tuple[tuple[MixTensor, ...], Facts]:
+    """Return the tensors of a file in the order of the family, and the facts."""
+    layers, heads, kv, width, experts, tied, mtp, sizes = CASES[name]
+    about = {"num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv}
+    kind = {"model_type": "qwen3_5_text", "intermediate_size": width}
+    if experts:
+        kind = {
+            "model_type": "qwen3_5_moe_text",
+            "num_experts": experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": width,
+            "shared_expert_intermediate_size": width,
+        }
+    config = read_config(COMMON | sizes | about | kind)
+    form = Form("split", "split", int(mtp), vision=False, head=not tied)
+    found: dict[str, MixTensor] = {}
+    for slot in family(config.sizes, config.layer_types, form):
+        at, index = gguf_name(slot.hub, layers)
+        shape = shape_after(ops_to_gguf(slot.rule.role, config.sizes), slot.shape)
+        names = (*(found[at].weights if at in found else ()), slot.name)
+        whole = shape if index is None else (len(names), *shape)
+        found[at] = MixTensor(at, slot.rule.role, whole, names)
+    return tuple(found.values()), Facts(layers, experts, heads // kv, tied, imatrix)
+
+
+def types(chosen: dict[str, Choice]) -> dict[str, str]:
+    return {name: choice.type for name, choice in chosen.items()}
+
+
+def nbytes(tensors, chosen) -> int:
+    return sum(
+        prod(t.shape[:-1]) * ggml.row_bytes(chosen[t.name].type, t.shape[-1]) for t in tensors
+    )
+
+
+def recorded(record: dict[str, str], tensor: MixTensor) -> str:
+    """Return the type that a golden record has for a tensor."""
+    rule = next(rule for rule, kinds in record.items() if tensor.kind in kinds.split())
+    usual, *others = rule.split()
+    for type_, _, blocks in (other.partition(":") for other in others):
+        if str(tensor.block) in blocks.split(","):
+            return type_
+    return usual
+
+
+@pytest.mark.parametrize(("name", "mix"), [(n, m) for n, mixes in GOLDEN.items() for m in mixes])
+def test_llama_cpp_rules_choose_what_llama_quantize_chose(name, mix):
+    scheme, _, imatrix = mix.partition(" ")
+    tensors, facts = case(name, imatrix=bool(imatrix))
+    theirs = {tensor.name: recorded(GOLDEN[name][mix], tensor) for tensor in tensors}
+    assert types(choose(scheme, tensors, facts, like_llama_cpp=True)) == theirs
+
+
+def test_the_order_of_the_tensors_in_the_file_does_not_matter():
+    tensors, facts = case("moe16")
+    for like in (True, False):
+        there = choose("q4_k_m", tensors, facts, like_llama_cpp=like)
+        back = choose("q4_k_m", tensors[::-1], facts, like_llama_cpp=like)
+        assert there == back
+
+
+def test_file_types_are_those_of_the_gguf_package():
+    ids = {name: kind.value for name, kind in gguf.LlamaFileType.__members__.items()}
+    known = {"f32": "ALL_F32", "q4_k_m": "MOSTLY_Q4_K_M", "mxfp4_moe": "MOSTLY_MXFP4_MOE"}
+    for mix, number in FILE_TYPES.items():
+        name = known.get(mix, f"MOSTLY_{mix.upper()}")
+        assert ids.get(name, number) == number, mix
+
+
+@pytest.mark.parametrize("mix", QUANTISED)
+@pytest.mark.parametrize("name", RELEASED)
+def test_ours_takes_at_most_three_percent_more_bytes_than_llama_cpp(name, mix):
+    tensors, facts = case(name)
+    ours, theirs = (
+        nbytes(tensors, choose(mix, tensors, facts, like_llama_cpp=like)) for like in (False, True)
+    )
+    assert ours <= 1.03 * theirs
+
+
+@pytest.mark.parametrize("mix", ["f32", "f16", "bf16"])
+def test_plain_mixes_are_the_same_in_both(mix):
+    tensors, facts = case("moe16")
+    ours = types(choose(mix, tensors, facts))
+    assert ours == types(choose(mix, tensors, facts, like_llama_cpp=True))
+    free = {t.name for t in tensors if t.role not in ALWAYS_F32}
+    assert {ours[name] for name in free} == {mix.upper()}
+
+
+@pytest.mark.parametrize("mix", QUANTISED)
+@pytest.mark.parametrize("name", ["27B", "35B-A3B"])
+def test_ours_keeps_what_the_delta_rule_compounds_and_gives_nothing_less_than_the_mix(name, mix):
+    tensors, facts = case(name)
+    chosen = types(choose(mix, tensors, facts))
+    size = {t: ggml.row_bytes(t, 5120 * 8) for t in (*ggml.LOOPS, *ggml.K_QUANTS, "F32", "F16")}
+    base = {"mxfp4_moe": "MXFP4"}.get(mix, "_".join(mix.split("_")[:2]).upper())
+    for tensor in tensors:
+        if tensor.role in ALWAYS_F32 or tensor.kind in {"ssm_alpha", "ssm_beta"}:
+            assert chosen[tensor.name] == "F32", tensor.name
+        assert size[chosen[tensor.name]] >= size[base], tensor.name
+    assert chosen[f"blk.{facts.num_layers}.nextn.eh_proj.weight"] == "Q8_0"
+
+
+def test_beside_experts_everything_in_a_large_q4_k_m_is_q8_0_or_nearly():
+    tensors, facts = case("35B-A3B")
+    chosen = choose("q4_k_m", tensors, facts)
+    least = {
+        chosen[t.name].type
+        for t in tensors
+        if t.block >= 0 and t.role not in {"expert", *ALWAYS_F32}
+    }
+    assert least <= {"Q8_0", "Q6_K", "F32"}
+
+
+def test_mxfp4_moe_keeps_the_experts_of_all_but_the_first_layers_in_mxfp4():
+    tensors, facts = case("35B-A3B")
+    chosen = choose("mxfp4_moe", tensors, facts)
+    others = {t.block for t in tensors if t.role == "expert" and chosen[t.name].type != "MXFP4"}
+    assert others <= {0, 1}
+
+
+def test_a_type_whose_blocks_do_not_fit_the_rows_is_replaced_and_said_so():
+    tensors, facts = case("odd")
+    for like in (True, False):
+        choice = choose("q4_k_m", tensors, facts, like_llama_cpp=like)["blk.0.ffn_down.weight"]
+        assert choice.type == "F16"
+        assert choice.fallback is like, "ours asks for nothing that does not fit"
+    choice = choose("q4_k_m", tensors, facts, (PolicyRule(DOWN, "q6_k"),))["blk.0.ffn_down.weight"]
+    assert choice == Choice(
+        "F16", f"rule {DOWN}; F16, for 80 columns are no whole blocks of Q6_K", fallback=True
+    )
+
+
+def test_a_rule_decides_before_the_mix_and_the_first_that_matches_wins():
+    tensors, facts = case("dense24-tied-mtp")
+    rules = (PolicyRule("layers.3.*.down_proj", "f16"), PolicyRule(DOWN, "iq4_nl"))
+    for like in (True, False):
+        chosen = choose("q4_k_m", tensors, facts, rules, like_llama_cpp=like)
+        assert chosen["blk.3.ffn_down.weight"] == Choice("F16", "rule layers.3.*.down_proj")
+        assert chosen["blk.4.ffn_down.weight"] == Choice("IQ4_NL", f"rule {DOWN}")
+        assert chosen["blk.24.ffn_down.weight"].type != "IQ4_NL", "mtp.layers.0 is no layers.*"
+
+
+def test_a_rule_for_all_experts_of_a_projection_decides_its_stack():
+    tensors, facts = case("moe16")
+    rules = (PolicyRule("layers.2.mlp.experts.*.up_proj", "q8_0"),)
+    chosen = choose("q4_k_m", tensors, facts, rules)
+    assert chosen["blk.2.ffn_up_exps.weight"].type == "Q8_0"
+    assert chosen["blk.2.ffn_gate_exps.weight"].reason.startswith("ours: q4_k_m")
+
+
+@pytest.mark.parametrize("scheme", ["f32", "f16", "bf16", "q8_0"])
+def test_the_projections_of_decay_and_beta_may_be_float_or_q8_0(scheme):
+    tensors, facts = case("moe16")
+    chosen = choose("q4_k_m", tensors, facts, (PolicyRule("*.in_proj_[ab]", scheme),))
+    assert chosen["blk.0.ssm_alpha.weight"].type == scheme.upper()
+    assert chosen["blk.0.ssm_beta.weight"].type == scheme.upper()
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ([("layers.*.mlp.experts.3.up_proj", "q8_0")], "ffn_up_exps.weight holds all experts"),
+        ([("*.experts.[0-3].*", "q8_0"), ("*.experts.*", "q6_k")], "the rules would part them"),
+        ([("*.in_proj_a", "q6_k")], "role in_proj_a is protected,\n  expected f32 or f16 or bf16"),
+        ([("layers.0.mlp.gate", "bf16")], "role router is protected,\n  expected f32, or a glob"),
+        ([("*.conv1d", "f16")], "role conv1d is protected"),
+        ([("*_layernorm", "q8_0")], "role norm is protected"),
+        ([("layers.*.mlp.down_proj", "q8_0")], "matches no weight"),
+        ([("*.o_proj", "q8_0"), ("*.o_proj", "q6_k")], "decides nothing"),
+        ([("*.o_proj", "fp8-block")], "type 'fp8-block' is not known"),
+        ([("*.o_proj", "keep")], "type 'keep' is not known"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules, says):
+    tensors, facts = case("moe16")
+    with pytest.raises(QuantError, match=says):
+        choose("q4_k_m", tensors, facts, [PolicyRule(*rule) for rule in rules])
+
+
+def test_a_mix_that_is_not_known_is_refused_with_the_nearest():
+    with pytest.raises(QuantError, match=r"mix 'q4_km' is not known,\n  expected q4_k_m"):
+        choose("q4_km", *case("odd"))

@@ -1,0 +1,136 @@
+"""`run`: text streams from any artifact, the same for the same seed, ending where it should."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from formats.checkpoint import open_checkpoint
+from formats.errors import FormatError
+from qwen35_convert import api
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
+from tests.checkpoints import dense
+
+ROOT = Path(__file__).parents[3]
+PROMPT = "And God said"
+
+
+def text_of(artifact: Path, **options) -> str:
+    return "".join(api.run_text(artifact, api.Prompt(PROMPT, max_tokens=24, **options)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_greedy_text_is_that_of_transformers(nano):
+    model = AutoModelForCausalLM.from_pretrained(nano, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(nano)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    out = model.generate(ids, max_new_tokens=24, do_sample=False)
+    theirs = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+    assert text_of(nano) == theirs
+
+
+def test_speculation_changes_no_greedy_text(nano):
+    assert text_of(nano, speculate=True) == text_of(nano)
+
+
+def test_a_seed_repeats_and_another_seed_differs(nano):
+    one = text_of(nano, temperature=1.0, seed=1)
+    assert text_of(nano, temperature=1.0, seed=1) == one
+    assert any(text_of(nano, temperature=1.0, seed=s) != one for s in (2, 3, 4))
+
+
+@pytest.mark.parametrize("recipe", ["fp8-block", "fp8-channel", "fp8-block-hub", "bf16-split"])
+def test_every_artifact_generates(tmp_path, nano, recipe):
+    api.convert(nano, tmp_path / "out", read_recipe(recipe), verify=False)
+    text = text_of(tmp_path / "out")
+    assert len(text) > 20
+    if recipe == "bf16-split":
+        assert text == text_of(nano)
+
+
+def test_the_command_streams_the_text_and_nothing_else(nano):
+    command = [
+        sys.executable,
+        "-m",
+        "qwen35_convert.cli",
+        "run",
+        str(nano),
+        "--prompt",
+        PROMPT,
+        "--max-tokens",
+        "24",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == text_of(nano) + "\n"
+
+
+def test_a_chat_prompt_is_what_the_template_says(nano):
+    said = chat_prompt(open_checkpoint(nano), "Who is there?")
+    assert said == "<|im_start|>user\nWho is there?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_cannot_reach_python(nano, tmp_path):
+    folder = shutil.copytree(nano, tmp_path / "in")
+    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(FormatError, match="chat template"):
+        chat_prompt(open_checkpoint(folder), "hello")
+
+
+def test_stop_tokens_are_those_of_every_file(nano, tmp_path):
+    opened = open_checkpoint(nano)
+    assert stop_ids(opened, open_tokenizer(opened)) == {1984, 1986}
+    folder = shutil.copytree(nano, tmp_path / "in")
+    (folder / "generation_config.json").unlink()
+    opened = open_checkpoint(folder)
+    assert stop_ids(opened, open_tokenizer(opened)) == {1984, 1986}
+
+
+def test_half_a_character_waits_for_its_other_half(nano):
+    tokenizer = open_tokenizer(open_checkpoint(nano))
+    text = "Grüße aus Österreich — 你好"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) > len(text)
+    assert "".join(decode_stream(tokenizer, ids)) == text
+
+
+def test_a_checkpoint_without_a_usable_tokenizer_is_refused(tmp_path):
+    source = dense(tmp_path / "in")
+    with pytest.raises(FormatError, match="tokenizer"):
+        list(api.run_text(source, api.Prompt(PROMPT)))
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(FormatError, match=r"tokenizer\.json is missing"):
+        list(api.run_text(source, api.Prompt(PROMPT)))
+
+
+def test_a_dtype_that_is_none_is_refused(nano):
+    with pytest.raises(RecipeError, match="dtype"):
+        list(api.run_text(nano, api.Prompt(PROMPT, dtype="float8")))
+
+
+def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split", ["mtp=drop"]), verify=False)
+    command = [
+        sys.executable,
+        "-m",
+        "qwen35_convert.cli",
+        "run",
+        str(tmp_path / "out"),
+        "--prompt",
+        PROMPT,
+        "--speculate",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "MTP" in done.stderr
+    assert done.stdout == ""
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["mtp_num_hidden_layers"] == 0

@@ -1,0 +1,164 @@
+"""`verify --level logits`: an artifact is itself to the last digit, and a fault is placed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from formats.checkpoint import open_checkpoint
+from qwen35_convert import api
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.text.tokens import DEFAULT_TEXT
+from qwen35_convert.verification.logits import LogitsCheck, token_rows
+from tests.checkpoints import Weights, hub_config, make_weights, write_checkpoint
+
+TEXT = DEFAULT_TEXT.read_text()[:3000]
+
+
+@pytest.fixture
+def text(tmp_path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+def verify(source: Path, out: Path, text: str, **thresholds) -> api.Report:
+    check = LogitsCheck(text, **thresholds)
+    return api.verify(out, source, level="logits", logits=check)
+
+
+def damage(out: Path, change: Callable[[Weights], None]) -> None:
+    weights = load_file(out / "model.safetensors")
+    change(weights)
+    save_file(
+        {n: t.contiguous() for n, t in weights.items()},
+        out / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    (out / "qwen35-receipt.json").unlink()
+
+
+def entry_of_error(report: api.Report) -> int:
+    """Return the first layer after which the streams differ at all."""
+    assert report.logits is not None
+    layers = report.logits["layers"]
+    return next(layer["layer"] for layer in layers if layer["relative_error"] > 1e-6)
+
+
+def test_a_lossless_artifact_predicts_exactly_what_its_source_does(tmp_path, nano, text):
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    report = verify(nano, tmp_path / "out", text, max_kl=1e-9, min_top1=1.0)
+    assert report.failures == []
+    assert report.logits is not None
+    assert report.logits["kl_mean"] <= 1e-9
+    assert report.logits["ppl_source"] == report.logits["ppl_artifact"]
+    assert all(layer["relative_error"] == 0 for layer in report.logits["layers"])
+
+
+def test_fp8_costs_a_little_and_the_table_shows_where(tmp_path, nano, text):
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    report = verify(nano, tmp_path / "out", text)
+    assert report.failures == []
+    assert report.logits is not None
+    assert 1e-6 < report.logits["kl_mean"] < 0.05
+    errors = [layer["relative_error"] for layer in report.logits["layers"]]
+    assert len(errors) == 4
+    assert all(0.001 < error < 0.2 for error in errors)
+
+
+def test_thresholds_that_are_not_met_fail_and_say_by_how_much(tmp_path, nano, text):
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    report = verify(nano, tmp_path / "out", text, max_kl=1e-6, min_top1=1.0)
+    problems = [f.problem for f in report.failures if f.tensor == "logits"]
+    assert any("mean KL is" in p and "expected at most 1e-06" in p for p in problems)
+    assert any("top-1 agreement is" in p for p in problems)
+
+
+def test_a_recipe_can_ask_for_thresholds(tmp_path, nano, text):
+    ask = [f"verify={{level: logits, text: {text}, max_kl: 0.000001}}"]
+    done = api.convert(nano, tmp_path / "out", read_recipe("fp8-block", ask))
+    assert done.report is not None
+    assert not done.report.passed
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_shifted_norm_is_placed_in_its_layer(tmp_path, nano, text):
+    def shift(weights):
+        weights["model.layers.2.post_attention_layernorm.weight"] += 1
+
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", shift)
+    report = verify(nano, tmp_path / "out", text, max_kl=1e-3)
+    assert not report.passed
+    assert any("in layer 2 (linear_attention)" in f.problem for f in report.failures)
+    assert entry_of_error(report) == 2
+
+
+def test_tiled_value_heads_are_placed_in_their_layer(tmp_path, nano, text):
+    def tile(weights):
+        for part in ("in_proj_z.weight", "in_proj_a.weight", "A_log"):
+            name = f"model.layers.1.linear_attn.{part}"
+            heads = weights[name].reshape(2, -1, *weights[name].shape[1:])
+            weights[name] = heads.flip(0).reshape(weights[name].shape)
+
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", tile)
+    report = verify(nano, tmp_path / "out", text, max_kl=1e-3)
+    assert any(f.tensor == "logits" for f in report.failures)
+    assert entry_of_error(report) == 1
+
+
+def test_a_swapped_expert_is_placed_in_its_layer(tmp_path, nano, text):
+    def swap(weights):
+        one, two = (f"model.layers.3.mlp.experts.{e}.down_proj.weight" for e in (0, 1))
+        weights[one], weights[two] = weights[two].clone(), weights[one].clone()
+
+    config = hub_config(moe=True, vocab_size=2048)
+    source = write_checkpoint(tmp_path / "in", config, make_weights(config))
+    shutil.copy(nano / "tokenizer.json", source)
+    api.convert(source, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", swap)
+    report = verify(source, tmp_path / "out", text)
+    assert any("holds the values of layers.3.mlp.experts" in f.problem for f in report.failures)
+    assert entry_of_error(report) == 3
+
+
+def test_logits_need_a_source(tmp_path, nano):
+    with pytest.raises(RecipeError, match="--against"):
+        api.verify(nano, level="logits")
+
+
+def test_an_unknown_level_is_refused(nano):
+    with pytest.raises(RecipeError, match="expected one of structure, tensors, logits"):
+        api.verify(nano, nano, level="vibes")
+
+
+def test_rows_of_text_hold_its_first_tokens(nano, tmp_path):
+    rows = token_rows(open_checkpoint(nano), "default")
+    assert rows.shape == (16, 512)
+    assert rows.dtype == torch.int64
+    short = tmp_path / "short.txt"
+    short.write_text("And God said")
+    assert token_rows(open_checkpoint(nano), str(short)).shape[0] == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", None])
+def test_a_text_that_is_none_is_refused(nano, tmp_path, content):
+    path = tmp_path / "text"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RecipeError, match="text"):
+        token_rows(open_checkpoint(nano), str(path))
+
+
+def test_the_report_holds_the_logits_as_json(tmp_path, nano, text):
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    found = json.loads(json.dumps(verify(nano, tmp_path / "out", text).as_dict()))["logits"]
+    assert {"kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens"} <= set(found)
