@@ -45,7 +45,7 @@ def make_source(folder: Path) -> None:
     """Write the checkpoint; every weight is a bfloat16 below 1."""
     import numpy as np
 
-    from formats.checkpoint import open_checkpoint
+    from qwen35_convert.containers.registry import open_checkpoint
 
     write_sparse(folder, SHAPE)
     random = np.random.default_rng(0)

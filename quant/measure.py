@@ -127,6 +127,14 @@ def bound(w: Tensor, scale: Tensor) -> Tensor:
     return (w.double().abs() * HALF_STEP).maximum(step) * ROUNDING
 
 
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape have the same type and the same bytes."""
+    import torch
+
+    same = left.dtype == right.dtype
+    return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
+
+
 def _larger(a: float, b: float) -> float:
     """Return the larger, a NaN if there is one: `max` would lose it."""
     return a if isnan(a) or a > b else b

@@ -17,6 +17,7 @@ from formats.errors import FormatError
 from quant.errors import QuantError
 from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
+from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.conversion import (
     Conversion,
     Limits,
@@ -28,7 +29,6 @@ from qwen35_convert.conversion import (
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
-from qwen35_convert.planning.make import make_plan
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import quiet, rows_bar, say
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
@@ -38,12 +38,8 @@ from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck, token_rows
-from qwen35_convert.verification.verify import Checks, Report, check_verifiable
-from qwen35_convert.write.file_sink import check_out_files, finish_moves, is_gguf
-from qwen35_convert.write.receipt import receipt_name
-from qwen35_convert.write.sink import check_out
+from qwen35_convert.verification.verify import Checks, Report
 
-DEFAULT_RECIPE, DEQUANTISING_RECIPE, GGUF_RECIPE = "fp8-block", "bf16-split", "gguf-q8_0"
 MAX_DEFAULT_WORKERS = 8
 
 
@@ -81,18 +77,7 @@ def plan(
     cache's copy is used, unless `stream` is asked for.
     """
     opened = open_headers(source, stream=stream)
-    return _plan(opened, recipe or default_recipe(opened, overrides, out=out), Path(out))
-
-
-def _plan(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
-    """Plan, after holding OUT against the format the recipe asks for."""
-    if (recipe.export.format == "gguf") != is_gguf(out):
-        wanted = "a name that ends in .gguf" if recipe.export.format == "gguf" else "a folder"
-        raise RecipeError(
-            f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
-            f"expected {wanted}"
-        )
-    return make_plan(source, recipe, out.stem)
+    return expect(opened, recipe or default_recipe(opened, overrides, out=out), Path(out))
 
 
 def download(
@@ -113,8 +98,8 @@ def default_recipe(
     A GGUF file gets gguf-q8_0. Weights are never quantised a second time to a folder unless that
     is asked for.
     """
-    name = DEQUANTISING_RECIPE if source.layout.quantized else DEFAULT_RECIPE
-    return read_recipe(GGUF_RECIPE if is_gguf(Path(out)) else name, overrides)
+    again = bool(source.layout.quantized)
+    return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
 
 
 def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -147,19 +132,16 @@ def convert(
     overwrite, engine = options.get("overwrite", False), options.get("engine", "threads")
     if stream and engine != "threads":
         raise RecipeError(f"engine {engine} reads files of a shared file system, not a stream")
-    if not is_gguf(out):
-        origin_path = opened.read_files()[0] if opened.gguf else opened.folder
-        check_out(out, origin_path, overwrite=overwrite)
+    container = container_for(out)
+    container.check_out(out, opened, overwrite=overwrite)
     chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
-    job = _plan(opened, chosen, out)
-    if is_gguf(out):
-        names = [shard.name for shard in job.shards]
-        if finish_moves(out, out.with_name(names[0]), digest_of(job, opened)):
-            receipt = out.with_name(receipt_name(out)).read_bytes()
-            return Conversion(out, job, receipt, None)
-        check_out_files(out, names, opened.read_files(), overwrite=overwrite)
+    job = expect(opened, chosen, out)
+    if container.finish(out, job, digest_of(job, opened)):
+        receipt = container.receipt_of(out).read_bytes()
+        return Conversion(out, job, receipt, None)
+    container.check_files(out, job, opened, overwrite=overwrite)
     if options.get("verify", True):
-        check_verifiable(job)
+        container.check_verifiable(job)
     if options.get("verify", True) and job.recipe.verify.level == "logits":
         token_rows(opened, job.recipe.verify.text)  # refused now, not after the work
     options.get("on_plan", _keep_quiet)(job)

@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from quant.errors import QuantError
-from qwen35_convert.containers.safetensors.side_files import add_side_files
+from qwen35_convert.containers.registry import container_for
 from qwen35_convert.errors import FetchError, OutputError
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import quiet, rows_bar
@@ -26,7 +26,6 @@ from qwen35_convert.run.executor import Means
 from qwen35_convert.run.memory import Limit
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verify import Checks, Report, verify
-from qwen35_convert.write.file_sink import FileSink, is_gguf
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import Origin, describe_files, make_receipt, version
 from qwen35_convert.write.sink import JOURNAL, FolderSink, writing
@@ -91,18 +90,20 @@ def write_artifact(
     job: Plan, source: Checkpoint, origin: Origin, out: Path, means: Means, options: Options
 ) -> Conversion:
     """Write aside, verify what was written, seal it with the receipt, give it its name."""
-    sink = (FileSink if is_gguf(out) else FolderSink)(out, job.shards)
+    sink = container_for(out).open_sink(out, job)
     digest = digest_of(job, source)
     sink.open()
     try:
         _check_still_free(sink, overwrite=options.get("overwrite", False))
         journal = _begin(sink, digest, overwrite=options.get("overwrite", False))
         source_files = _fill(job, source, origin, sink, journal, means)
-        if job.config:
-            add_side_files(job, source, sink)
+        for name, content in job.files.items():
+            sink.add_file(name, content())
         report = None
         if options.get("verify", True):
-            checks = replace(checks_of(job.recipe, means.share.verifiers), weights=job.weights)
+            checks = replace(
+                checks_of(job.recipe, means.share.verifiers), importance=job.importance
+            )
             report = verify_shown(sink.artifact, source, checks, bar=options.get("progress", False))
         _check_unchanged(job, source, digest)
         with writing(out, "reading it again", sink.left):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant.scheme import KEEP
+from formats.stored import KEEP
 from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def plan_text(plan: Plan) -> str:
 def _by_role(plan: Plan) -> dict[tuple[str, str, str, str], _Line]:
     table: dict[tuple[str, str, str, str], _Line] = defaultdict(_Line)
     for row in plan.rows:
-        line = table[row.atom.role, row.atom.dtype, row.scheme, row.reason]
+        line = table[row.atom.role, row.atom.dtype, row.scheme.name, row.reason]
         line.tensors += 1
         line.after += sum(output.nbytes for output in row.outputs)
     return table
@@ -83,7 +83,7 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
                 "source": row.atom.stored,
                 "dtype": row.atom.dtype,
                 "shape": list(row.atom.shape),
-                "scheme": row.scheme,
+                "scheme": row.scheme.name,
                 "reason": row.reason,
                 "outputs": [output.name for output in row.outputs],
             }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.hub.client import is_offline, open_hub, parse_repo
 from qwen35_convert.hub.fetch import fetch, find_cached
@@ -60,6 +61,4 @@ def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None
 
 
 def _open_copy(folder: Path, repo: str) -> Checkpoint:
-    opened = open_checkpoint(folder)
-    opened.name = repo.rsplit("/", 1)[-1]
-    return opened
+    return open_checkpoint(folder, repo.rsplit("/", 1)[-1])

@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForConditionalGeneration
 
-from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model

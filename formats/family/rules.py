@@ -139,15 +139,6 @@ LAYER_PREFIXES = ("layers.{i}.", "mtp.layers.{i}.")
 MAX_INDEX_DIGITS = 9
 EXPERT_FORMS = {"split": EXPERTS_SPLIT, "fused": EXPERTS_FUSED, "mlx": EXPERTS_MLX}
 
-# Linears that engines run as one: members must share a scheme.
-FUSED_GROUPS = {
-    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv",
-    "gate_proj": "gate_up", "up_proj": "gate_up",
-    "in_proj_qkv": "qkvz", "in_proj_z": "qkvz",
-    "in_proj_b": "ba", "in_proj_a": "ba",
-    "expert": "experts",
-}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Form:

@@ -13,8 +13,8 @@ Names are compared segment by segment, never by substring or by offset.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from formats.stored import Problem
 from formats.tensor import TensorInfo
 
 WRAPPERS = ("model", "language_model")
@@ -24,19 +24,6 @@ FP32_HOLDER = "_fp32_params"
 TEXT, HUB = "text", "hub"
 PREFIXES = {TEXT: "model.", HUB: "model.language_model."}
 TOP_LEVEL = ("lm_head", "mtp")
-SCALE_SUFFIXES = ("_scale_inv", "_scale")
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a checkpoint cannot be converted as it is, and what would help."""
-
-    tensor: str
-    problem: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.tensor} {self.problem}\n  fix   {self.remedy}"
 
 
 # last segment of a name: what wrote it
@@ -117,19 +104,3 @@ def rename(every: Iterable[str]) -> tuple[dict[str, str], list[Problem]]:
             )
         names.setdefault(hub, stored)
     return names, problems
-
-
-def split_scales(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Part weights from scales; return the weights and a map weight -> its scale.
-
-    A second scale of one weight stays among the weights, where nothing has a place for it.
-    """
-    weights, scales = [], {}
-    for name in names:
-        suffix = next((s for s in SCALE_SUFFIXES if name.endswith(s)), "")
-        weight = name.removesuffix(suffix)
-        if suffix and weight not in scales:
-            scales[weight] = name
-        else:
-            weights.append(name)
-    return weights, scales

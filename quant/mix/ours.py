@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec as ggml
-from quant.mix import llama_cpp as gguf_mix_llama_cpp
+from quant.ggml import codec
+from quant.mix import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quant.mix.choose import Facts, MixTensor
+    from quant.mix.tensors import Facts, MixTensor
 
 ROOM = 1.02
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
@@ -90,8 +90,8 @@ def pick(
     tensors  all of the file
     free     those that no rule decides and that are not always F32
     """
-    theirs = gguf_mix_llama_cpp.pick(mix, tensors, facts, free)
-    if mix in gguf_mix_llama_cpp.PLAIN:
+    theirs = llama_cpp.pick(mix, tensors, facts, free)
+    if mix in llama_cpp.PLAIN:
         return theirs
     room = ROOM * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
     fixed = {
@@ -105,7 +105,7 @@ def pick(
 
 def _nbytes(tensor: MixTensor, type_: str) -> int:
     columns = tensor.shape[-1]
-    return prod(tensor.shape[:-1]) * ggml.row_bytes(ggml.fallback(type_, columns), columns)
+    return prod(tensor.shape[:-1]) * codec.row_bytes(codec.fallback(type_, columns), columns)
 
 
 def _groups(
@@ -123,7 +123,7 @@ def _groups(
     for (kind, first), members in parted.items():
         columns = members[0].shape[-1]
         ladder = MXFP4_LADDERS[first] if mix == "mxfp4_moe" and kind in EXPERTS else LADDERS[mix]
-        types = tuple(dict.fromkeys(ggml.fallback(type_, columns) for type_ in ladder))
+        types = tuple(dict.fromkeys(codec.fallback(type_, columns) for type_ in ladder))
         nbytes = [sum(_nbytes(member, type_) for member in members) for type_ in types]
         weight = len(members) * _sensitivity(kind, facts, first=first) / max(1, counts.get(kind, 0))
         yield _Group(members, types, nbytes, weight)

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import MissingError, RecipeError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def find_peer(name: str) -> Callable[[Checkpoint, Sequence[Point], str], Iterato
 
 
 def _need_folder(checkpoint: Checkpoint, name: str) -> Path:
-    if checkpoint.gguf:
+    if name not in container_of(checkpoint).loaders:
         raise RecipeError(f"peer {name} reads folders of safetensors, this is a GGUF file")
     return checkpoint.folder
 

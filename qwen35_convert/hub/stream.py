@@ -10,21 +10,24 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import (
+from formats.checkpoint import Checkpoint
+from formats.json_file import parse_object
+from formats.safetensors.file import header_length, parse_header
+from formats.safetensors.folder import (
     MAX_SIDE_BYTES,
     SIDE_FILES,
-    Checkpoint,
+    Headers,
     assemble,
     check_config,
     check_index,
 )
-from formats.json_file import parse_object
-from formats.safetensors.file import header_length, parse_header
+from quant.registry import RECOGNISERS
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import INDEX, needed, read_weight_map
@@ -96,12 +99,12 @@ class _Opening:
             files = dict(zip(shards, pool.map(self._shard, shards), strict=True))
             side_names = [name for name in names if name in SIDE_FILES]
             sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
-        opened = assemble(self.folder, config, files, weight_map)
-        opened.sides, opened.name = sides, self.hub.repo.rsplit("/", 1)[-1]
-        opened.remote = RemoteFiles(
-            files, opened.where, self._identity(names), self.sha256, stop.set
-        )
-        return opened, self.commit
+        name = self.hub.repo.rsplit("/", 1)[-1]
+        headers = Headers(self.folder, name, config, files, weight_map, sides)
+        opened = assemble(headers, RECOGNISERS)
+        identity = self._identity(names)
+        remote = RemoteFiles(files, opened.where, identity, self.sha256, stop.set)
+        return replace(opened, remote=remote), self.commit
 
     @property
     def commit(self) -> str:

@@ -40,7 +40,7 @@ class Inspection:
 def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
     """Judge an opened checkpoint; `name` is what to serve it by. Nothing but headers is read."""
     layout, infos = source.layout, source.infos()
-    scales = {atom.scale for atom in layout.atoms.values()}
+    scales = {part for atom in layout.atoms.values() for part in atom.parts[1:]}
     weights = [info for name, info in infos.items() if name not in scales]
     return Inspection(
         layout=layout.kind,

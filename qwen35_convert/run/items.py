@@ -10,17 +10,21 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
 from formats.safetensors.file import torch_dtype
-from formats.tensor import TensorInfo
+from formats.tensor import DTYPE_BYTES
 from quant.errors import QuantError
-from quant.scheme import FP8_SCHEMES, KEEP, Scheme
-from quant.stored import ROOM, Value, open_value
+from quant.plain import PLAIN_TYPES
+from quant.scheme import Scheme
+from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Plan, Row
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
@@ -46,43 +50,82 @@ class Effort:
     workers: int
     device: str
     advance: Callable[[], object]
-    room: int = ROOM
+    room: int = CHUNK_BYTES
     say: Callable[[str], object] = lambda _: None
 
 
 @dataclass(slots=True)
 class Worker:
-    """What one thread encodes with: where, by which schemes, in how much memory, reused."""
+    """What one thread encodes with: where, and in how much memory, reused.
+
+    importance  of the columns, by atom
+    prepared    what is known of whole weights, shared by all threads
+    """
 
     device: str
-    schemes: Mapping[str, Scheme]
-    weights: Mapping[str, Tensor]
-    room: int = ROOM
+    importance: Mapping[str, Tensor]
+    prepared: Preparation
+    chunk_bytes: int = CHUNK_BYTES
     _codes: Tensor | None = None
 
-    def encode(self, scheme: Scheme, w: Tensor, name: str) -> dict[str, Tensor]:
+    def encode(self, row: Row, w: Tensor, prepared: object) -> dict[str, Tensor]:
         """Return what a scheme stores of some rows of an atom."""
-        weights = self.weights.get(name)
-        if self.device != "cpu" and scheme.name in KERNELS and weights is None:
+        importance, scheme = self.importance.get(row.atom.name), row.scheme
+        if self.device != "cpu" and scheme.name in KERNELS and importance is None:
             from quant.fp8.reference import check_finite
             from runtime.kernels.k_quants import encode_k
 
             check_finite(w)
-            return {"": encode_k(scheme.name.upper(), w)}
-        return scheme.encode(w, out=self.codes(scheme, w.shape), weights=weights)
+            return {row.outputs[0].key: encode_k(scheme.name.upper(), w)}
+        return scheme.encode(w, prepared, importance, self._memory(scheme, w.shape))
 
-    def codes(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
-        """Return memory for what a weight becomes: pages touched before beat fresh ones."""
+    def _memory(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
+        """Return memory for the first part: pages touched before beat fresh ones."""
         import torch
 
-        if self.device != "cpu":
+        first = scheme.parts("", tuple(shape))[0].info
+        if self.device != "cpu" or first.dtype in PLAIN_TYPES:
             return None
-        stored = scheme.stored(tuple(shape))[0]
-        count = TensorInfo("", stored.dtype, stored.shape).nbytes
-        if self._codes is None or self._codes.numel() < count:
-            self._codes = torch.empty(count, dtype=torch.uint8)
-        dtype = torch_dtype(stored.dtype) if stored.dtype == "F8_E4M3" else torch.uint8
-        return self._codes[:count].view(dtype).view(*shape[:-1], -1)
+        if self._codes is None or self._codes.numel() < first.nbytes:
+            self._codes = torch.empty(first.nbytes, dtype=torch.uint8)
+        known = first.dtype in DTYPE_BYTES
+        dtype = torch_dtype(first.dtype) if known else torch.uint8
+        return self._codes[: first.nbytes].view(dtype).view(*first.shape[:-1], -1)
+
+
+class Preparation:
+    """What schemes must know of whole weights, found out once for each fused matrix."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self._source = source
+        self._known: dict[tuple[str, str], object] = {}
+        self._lock = threading.Lock()
+
+    def of(self, row: Row) -> object:
+        """Return what the row's scheme must know; the first row of a matrix reads all of it."""
+        key = row.scheme.name, row.atom.matrix
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            known = row.scheme.prepare(self._values(row))
+            if known is not None:  # most schemes must know nothing, and there are many matrices
+                self._known[key] = known
+            return known
+
+    def _values(self, row: Row) -> Iterator[Tensor]:
+        """Yield the rows of every weight of a row's matrix."""
+        for atom in self._matrices[row.atom.matrix]:
+            value = open_value(self._source, atom, row.ops)
+            for start, stop in value.chunks(1):
+                yield value.rows(start, stop)
+                value.release(start, stop)
+
+    @cached_property
+    def _matrices(self) -> Mapping[str, list[Atom]]:
+        members = defaultdict(list)
+        for atom in self._source.layout.atoms.values():
+            members[atom.matrix].append(atom)
+        return members
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
@@ -165,13 +208,14 @@ class _Work:
         self.results: queue.Queue[int | BaseException] = queue.Queue(maxsize=1024)
         self.stop = threading.Event()
         self._plan, self._source, self._sink, self._effort = plan, source, sink, effort
+        self._prepared = Preparation(source)
         self._pending: Iterator[int] = iter(pending)
         self._lock = threading.Lock()
 
     def loop(self) -> None:
         """Take rows until none is left; a failure is handed over, not swallowed."""
         try:
-            worker = make_worker(self._plan, self._effort.device, self._effort.room)
+            worker = make_worker(self._plan, self._effort, self._prepared)
             while not self.stop.is_set():
                 with self._lock:
                     index = next(self._pending, None)
@@ -229,50 +273,33 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]
         ledger.record(finished)
 
 
-def make_worker(plan: Plan, device: str, room: int) -> Worker:
+def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
     """Return what one thread encodes with."""
-    return Worker(device, plan.schemes(), plan.weights, room)
+    return Worker(effort.device, plan.importance, prepared, effort.room)
 
 
 def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
     """Read, encode and write one row."""
     value = open_value(source, row.atom, row.ops)
-    if row.scheme == KEEP:
-        _keep(value, row, sink, worker)
-    else:
-        try:
-            _encode(value, row, sink, worker)
-        except QuantError as failure:
-            raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
-
-
-def _keep(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
-    (output,) = row.outputs
-    offset, dtype = output.offset, torch_dtype(row.dtype)
-    for start, stop in value.chunks(1, held=held_to_write(row.scheme), room=worker.room):
-        data = as_bytes(value.rows(start, stop).to(dtype))
-        sink.write(output.name, offset, data)
-        value.release(start, stop)
-        offset += data.nbytes
+    try:
+        _encode(value, row, sink, worker)
+    except QuantError as failure:
+        raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
 
 
 def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
-    scheme = worker.schemes[row.scheme]
-    offsets = {output.suffix: output.offset for output in row.outputs}
-    names = {output.suffix: output.name for output in row.outputs}
-    held = held_to_write(row.scheme)
-    for start, stop in value.chunks(scheme.row_multiple, held=held, room=worker.room):
+    scheme, prepared = row.scheme, worker.prepared.of(row)
+    offsets = {output.key: output.offset for output in row.outputs}
+    names = {output.key: output.name for output in row.outputs}
+    whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
+    held = scheme.cost(moved=True).write
+    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
-        for suffix, tensor in worker.encode(scheme, w, row.atom.name).items():
+        for key, tensor in worker.encode(row, w, prepared).items():
             data = as_bytes(tensor)
-            sink.write(names[suffix], offsets[suffix], data)
-            offsets[suffix] += data.nbytes
+            sink.write(names[key], offsets[key], data)
+            offsets[key] += 0 if key in whole else data.nbytes
         value.release(start, stop)
-
-
-def held_to_write(scheme: str) -> int:
-    """Return the bytes of an element beside what was read: of a cast, or of codes; FP8's are 1."""
-    return 2 if scheme in FP8_SCHEMES else 8
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -25,10 +25,9 @@ from pathlib import Path
 from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.ops import VIEWS
 from quant.scheme import Scheme
-from quant.stored import ROOM, read_cost
+from quant.stored import CHUNK_BYTES, each_row, scheme_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Plan, Row
-from qwen35_convert.run.items import held_to_write
 
 SHARE = 0.75
 MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
@@ -71,15 +70,15 @@ class Need:
     def floor(self) -> int:
         """The least limit with which it runs, on one worker."""
         convert = self.least + OVERHEAD
-        check = self.verify + max(ROOM, self.least) + OVERHEAD if self.verify else 0
+        check = self.verify + max(CHUNK_BYTES, self.least) + OVERHEAD if self.verify else 0
         return self.base + MARGIN + MAX_MAPPED + max(convert, check)
 
     def part(self, limit: int, workers: int) -> Share:
         """Part what is left of a limit among workers, as many as fit."""
         free = limit - self.base - MARGIN - MAX_MAPPED
         fit = max(1, min(workers, free // (self.least + OVERHEAD)))
-        room = min(max(self.least, free // fit - OVERHEAD), max(ROOM, self.least))
-        each = max(ROOM, self.least) + OVERHEAD
+        room = min(max(self.least, free // fit - OVERHEAD), max(CHUNK_BYTES, self.least))
+        each = max(CHUNK_BYTES, self.least) + OVERHEAD
         return Share(fit, room, max(1, min(workers, (free - self.verify) // each)))
 
 
@@ -121,22 +120,21 @@ def warm(scheme: Scheme, *, verify: bool) -> None:
     import torch
 
     w = torch.zeros(SMALLEST, dtype=torch.bfloat16)
-    stored = scheme.encode(w)
+    rows = scheme.encode(w, scheme.prepare(iter([w])))
     if verify:
-        scheme.compare(w, stored)
+        scheme.compare(w, each_row(scheme, rows, SMALLEST))
 
 
 def _least(plan: Plan, source: Checkpoint) -> int:
-    schemes = plan.schemes()
-    return max(_least_of(row, source, schemes.get(row.scheme)) for row in plan.rows)
+    return max(_least_of(row, source) for row in plan.rows)
 
 
-def _least_of(row: Row, source: Checkpoint, scheme: Scheme | None) -> int:
+def _least_of(row: Row, source: Checkpoint) -> int:
     """Return the bytes of a row's smallest chunk."""
-    multiple = scheme.row_multiple if scheme else 1
     moved = bool(row.ops) or not all(isinstance(op, VIEWS) for op in row.atom.ops)
-    cost = read_cost(source.infos()[row.atom.stored], moved=moved) + held_to_write(row.scheme)
-    return min(multiple, *row.atom.shape[:1]) * prod(row.atom.shape[1:]) * cost
+    cost = scheme_of(row.atom).cost(moved=moved).read + row.scheme.cost(moved=moved).write
+    count = min(row.scheme.row_multiple, *row.atom.shape[:1])
+    return count * prod(row.atom.shape[1:]) * cost
 
 
 def _kept(plan: Plan) -> int:

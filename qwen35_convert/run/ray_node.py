@@ -12,10 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
-from qwen35_convert.planning.make import make_plan
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.items import Effort, convert_rows
@@ -100,7 +100,7 @@ class Node:
             )
         plan, source = self._plan()
         share = fit_memory(plan, source, spec.limit, self._threads, verify=False)
-        sink = FolderSink(spec.out, plan.shards)
+        sink = container_for(spec.out).open_sink(spec.out, plan)
         sink.attach()
         return _Job(plan, source, sink, share)
 
@@ -108,11 +108,10 @@ class Node:
         """Open the source and plan again. OutputError if it is another source here."""
         spec = self._spec
         try:
-            source = open_checkpoint(spec.source)
+            source = open_checkpoint(spec.source, spec.name)
         except FormatError as error:
             raise OutputError(f"node {self._name}: {error}") from None
-        source.name = spec.name
-        plan = make_plan(source, spec.recipe, spec.out.stem)
+        plan = expect(source, spec.recipe, spec.out)
         if plan.digest(source) != spec.digest:
             raise OutputError(
                 f"node {self._name} sees another source at {spec.source}: its files differ in "

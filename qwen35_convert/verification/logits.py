@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.failure import Failure
 from qwen35_convert.text.tokens import DEFAULT, text_ids
-from qwen35_convert.verification.failure import Failure
 
 if TYPE_CHECKING:
     from torch import Tensor

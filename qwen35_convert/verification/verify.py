@@ -16,22 +16,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formats.checkpoint import MAX_NAME, Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.gguf.checkpoint import whole_path
 from formats.json_file import read_object
+from formats.safetensors.folder import MAX_NAME
 from quant.measure import Error
-from quant.scheme import KEEP
-from quant.stored import Value, open_value
-from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
-from qwen35_convert.containers.safetensors.census import scheme_of, structure_failures
+from quant.stored import open_value
+from qwen35_convert.containers.registry import container_of, open_checkpoint
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Plan
+from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
-from qwen35_convert.verification.compare import PLAIN, Compared, compare_atom, missing_atoms
-from qwen35_convert.verification.failure import Failure
-from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
-from qwen35_convert.write.receipt import RECEIPT, receipt_name, sha256_file
+from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.verification.logits import (
+    MEASURED_ONLY,
+    LogitsCheck,
+    check_logits,
+    need_source,
+)
+from qwen35_convert.write.receipt import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +78,7 @@ class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
     partial  the artifact is a slice on purpose: what it lacks is no failure
-    weights  by atom the importance of the columns that the artifact was encoded with
+    importance  by atom, of the columns, that the artifact was encoded with
     """
 
     level: str = "tensors"
@@ -84,7 +86,7 @@ class Checks:
     workers: int = 1
     progress: Progress = lambda _: None
     partial: bool = False
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    importance: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
@@ -97,16 +99,16 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
     FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
     """
     opened = open_checkpoint(artifact)
-    failures = [] if checks.partial else structure_failures(opened)
+    container = container_of(opened)
+    failures = [] if checks.partial else list(container.census(opened))
     compared: list[Compared] = []
     logits = None
     if checks.level == "logits":
         source = need_source(source)
     if checks.level != "structure":
         failures += _receipt_failures(opened, checks.workers)
-        failures += _scale_failures(opened)
-        vision = mmproj_beside(opened)
-        failures += mmproj_failures(vision, source) if vision else ()
+        failures += _defects(opened)
+        failures += container.beside(opened, source)
         if source:
             failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)
@@ -125,15 +127,6 @@ def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
     )
 
 
-def check_verifiable(plan: Plan) -> None:
-    """Refuse to verify a slice of a GGUF file that cannot be opened: its vocabulary is missing."""
-    if plan.recipe.only and not plan.config and "token_embd.weight" not in plan.tensors:
-        raise RecipeError(
-            f"only is {plan.recipe.only!r}: a GGUF file without token_embd.weight cannot be "
-            "opened again to verify it\n  fix   add --no-verify"
-        )
-
-
 def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> list[Compared]:
     import torch
 
@@ -141,7 +134,7 @@ def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> li
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
-        result = compare_atom(artifact, source, name, checks.weights.get(name))
+        result = compare_atom(artifact, source, name, checks.importance.get(name))
         checks.progress(name)
         return result
 
@@ -158,7 +151,7 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "tensors": len(artifact.where),
         "bytes": sum(info.nbytes for info in artifact.infos().values()),
         "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
-        "schemes": dict(Counter(scheme_of(artifact, atom) for atom in atoms)),
+        "schemes": dict(Counter(atom.scheme for atom in atoms)),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
     }
@@ -166,7 +159,8 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
 
 def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     """Compare every file with the hash its receipt gives."""
-    path = artifact.folder / _receipt_of(artifact)
+    container = container_of(artifact)
+    path = container.receipt_of(container.whole(artifact))
     if not path.is_file():
         return
     try:
@@ -199,43 +193,19 @@ def _listed_files(path: Path) -> dict[str, str]:
     return {name: said["sha256"] for name, said in files.items()}
 
 
-def _receipt_of(artifact: Checkpoint) -> str:
-    """Return the name of the receipt; that of a split GGUF is named for the whole."""
-    if not artifact.gguf:
-        return RECEIPT
-    return receipt_name(whole_path(artifact))
-
-
-def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
-    """Judge scales and codes alone: finite, positive, no NaN code, no lost rows."""
-    import torch
-
+def _defects(artifact: Checkpoint) -> Iterator[Failure]:
+    """Judge what is stored by itself: scales, codes, values that cannot be right."""
     for atom in artifact.layout.atoms.values():
         value = open_value(artifact, atom)
-        if atom.scale is None:
-            yield from _infinite(value) if artifact.gguf else ()
-            continue
-        assert value.scale is not None, "an atom with a scale tensor has a scale"
-        bad = int((~(torch.isfinite(value.scale) & (value.scale > 0))).sum())
-        if bad:
-            yield Failure(atom.scale, f"has {bad} scales that are not finite and positive")
-        nan = 0
-        for start, stop in value.chunks(1):
-            codes = value.codes(start, stop).view(torch.uint8)
-            nan += int((codes & 0x7F == 0x7F).sum())
+        keys = [part.key for part in value.scheme.parts("", (1, 1))]
+        stored = dict(zip(keys, atom.parts, strict=True))
+        counts: Counter[tuple[str, str]] = Counter()
+        for start, stop in value.chunks(1) if value.scheme.inspected else ():
+            for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
+                counts[key, defect] += count
             value.release(start, stop)
-        if nan:
-            yield Failure(atom.stored, f"has {nan} codes that are NaN")
-
-
-def _infinite(value: Value) -> Iterator[Failure]:
-    """Judge the values of a GGUF's tensor alone: a scale that is NaN spreads over its block."""
-    bad = 0
-    for start, stop in value.chunks(1):
-        bad += int((~value.exact(start, stop).isfinite()).sum())
-        value.release(start, stop)
-    if bad:
-        yield Failure(value.atom.stored, f"decodes to {bad} values that are not finite")
+        for (key, defect), count in counts.items():
+            yield Failure(stored[key], f"has {count} {defect}")
 
 
 def _line(compared: Compared) -> dict[str, Any]:
@@ -245,7 +215,7 @@ def _line(compared: Compared) -> dict[str, Any]:
         "role": compared.role,
         "scheme": compared.scheme,
     }
-    if compared.scheme == KEEP or compared.scheme in PLAIN:
+    if not compared.error.count:
         return line | {"identical": not compared.failures}
     return line | compared.error.as_dict()
 

@@ -16,6 +16,7 @@ from formats.family.rules import RULES, template
 from formats.safetensors.file import TORCH_NAMES
 from formats.safetensors.names import normalise
 from formats.tensor import TensorInfo
+from quant.registry import RECOGNISERS
 from tests.checkpoints import Weights, split_experts
 
 Config = dict[str, Any]
@@ -36,7 +37,7 @@ def infos_of(weights: Weights) -> dict[str, TensorInfo]:
 
 def recognised(config: Config, weights: Weights) -> Layout:
     """Return what these tensors are said to be."""
-    return recognise(infos_of(weights), read_config(config))
+    return recognise(infos_of(weights), read_config(config), RECOGNISERS)
 
 
 def without(weights: Weights, *starts: str) -> Weights:

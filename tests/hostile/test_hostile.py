@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.checkpoint import SIDE_FILES
+from formats.safetensors.folder import SIDE_FILES
 from qwen35_convert import api, cli
 from qwen35_convert.recipe import read_recipe
 from tests.hostile import config_cases, folder_cases, gguf_cases, recipe_cases, safetensors_cases

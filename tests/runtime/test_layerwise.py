@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import runtime.layerwise as stream_module
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
+from qwen35_convert.containers.registry import open_checkpoint
 from runtime.errors import RequestError
 from runtime.layerwise import compare_streams, stream_layers, stream_logits
 from runtime.load import Loader

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.model as model_module
-from formats.checkpoint import open_checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels import attention_decode, expert_w8a8, gemm_fp8, gemv, moe
 from runtime.kernels.expert_sum import add_pairs_rmsnorm
 from runtime.kernels.gated_delta import gated_delta_prefill

@@ -18,8 +18,8 @@ from formats.gguf.file import Kv
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
 from qwen35_convert.containers.gguf.importance import CHUNKS, COUNTS, DATASETS, SUMS, TYPE
+from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.errors import OutputError
-from qwen35_convert.planning.plan import gguf_shard
 from qwen35_convert.text.tokens import DEFAULT, text_ids
 from qwen35_convert.write.file_sink import check_out_files
 from qwen35_convert.write.sink import partial_of, sync_folder

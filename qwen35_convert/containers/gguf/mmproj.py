@@ -24,10 +24,13 @@ from formats.gguf.vision import (
 from formats.json_file import parse_object
 from formats.tensor import TensorInfo
 from quant.ggml.codec import fallback
+from quant.ggml.scheme import BLOCKS, Ggml
 from quant.mix.choose import FILE_TYPES
-from qwen35_convert.planning.plan import Output, Row, Shard, gguf_shard
+from qwen35_convert.containers.gguf.shards import gguf_shard
+from qwen35_convert.planning.plan import Output, Row, Shard
 from qwen35_convert.recipe import Recipe
 
+VISION = "vision"
 GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 OTHERWISE = "bf16"
@@ -68,9 +71,9 @@ def _info(atom: Atom, target: VisionTensor, out: str) -> TensorInfo:
 
 
 def _row(atom: Atom, target: VisionTensor, info: TensorInfo, mix: str) -> Row:
-    output = Output("", info.name, 0, info.nbytes)
+    output = Output(BLOCKS, info.name, 0, info.nbytes)
     reason = f"vision beside {mix}" if info.dtype != "F32" else "vision: F32 in every file"
-    return Row(atom, info.dtype.lower(), (output,), reason, info.dtype, target.ops)
+    return Row(atom, Ggml(info.dtype), (output,), reason, target.ops)
 
 
 def _pairs(source: Checkpoint, infos: Sequence[TensorInfo], mix: str) -> list[Kv]:

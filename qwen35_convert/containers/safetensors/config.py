@@ -14,7 +14,8 @@ from typing import Any
 from formats.family.config import Config
 from formats.family.layout import Atom
 from formats.safetensors.names import HUB
-from quant.scheme import KEEP
+from formats.stored import KEEP
+from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config
 
 CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
@@ -39,7 +40,7 @@ def artifact_config(
     namespace: str,
     tied: bool,
     mtp_layers: int,
-    rows: Sequence[tuple[Atom, str, str]],
+    rows: Sequence[tuple[Atom, Scheme, str]],
 ) -> dict[str, Any]:
     """Return the object to write as config.json.
 
@@ -56,7 +57,7 @@ def artifact_config(
     result: dict[str, Any] = said | body | said | {"tie_word_embeddings": tied}
     for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
-    if any(scheme != KEEP for _, scheme, _ in rows):
+    if any(scheme.name != KEEP for _, scheme, _ in rows):
         result["quantization_config"] = quantization_config(rows, tied=tied)
     return result
 

@@ -12,13 +12,12 @@ from formats.safetensors.names import (
     TASK_HEADS,
     TEXT,
     WRAPPERS,
-    Problem,
     leftover,
     normalise,
     place,
     rename,
-    split_scales,
 )
+from formats.stored import Problem
 from formats.tensor import TensorInfo
 
 HUB_NAMES = [rule.hub.replace("{i}", "3").replace("{e}", "17") for rule in RULES.values()]
@@ -156,33 +155,6 @@ def test_different_tensors_never_collide(hubs):
     found, problems = rename(place(hub, HUB) for hub in hubs)
     assert list(found) == hubs
     assert problems == []
-
-
-def test_scales_are_parted_from_weights_in_order():
-    weights, scales = split_scales(
-        iter(
-            [
-                "b.weight_scale_inv",
-                "b.weight",
-                "a.weight",
-                "a.weight_scale",
-                "experts.down_proj",
-                "experts.down_proj_scale_inv",
-            ]
-        )
-    )
-    assert weights == ["b.weight", "a.weight", "experts.down_proj"]
-    assert scales == {
-        "b.weight": "b.weight_scale_inv",
-        "a.weight": "a.weight_scale",
-        "experts.down_proj": "experts.down_proj_scale_inv",
-    }
-
-
-def test_a_second_scale_of_one_weight_is_left_over():
-    weights, scales = split_scales(["a.weight", "a.weight_scale", "a.weight_scale_inv"])
-    assert scales == {"a.weight": "a.weight_scale"}
-    assert weights == ["a.weight", "a.weight_scale_inv"]
 
 
 def test_a_problem_reads_as_one_block():

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
 from qwen35_convert.benchmarking.bench import Bench, Point
 from qwen35_convert.benchmarking.peers import run_fla, run_vllm
 from qwen35_convert.benchmarking.roofline import draw_roofline
 from qwen35_convert.benchmarking.work import count_work
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, RecipeError
 from runtime.floors import Card, mixing_flops, sequence_bytes
 from tests.checkpoints import dense, moe

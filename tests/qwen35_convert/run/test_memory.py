@@ -32,7 +32,7 @@ ONE_LAYER = Shape(
 FORK = """
 import json, os, sys
 from quant.ggml.scheme import Ggml
-from quant.scheme import get_scheme
+from quant.registry import get_scheme
 from qwen35_convert import api, cli
 from qwen35_convert.run.memory import warm
 for scheme in (get_scheme("fp8-block"), *map(Ggml, ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32"))):

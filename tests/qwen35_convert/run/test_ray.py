@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats.checkpoint import open_checkpoint
 from quant.errors import QuantError
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import ray_cluster

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT

@@ -12,10 +12,10 @@ import torch
 from gguf import GGUFReader
 from safetensors.torch import load_file
 
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe, read_recipe
 from qwen35_convert.write.sink import partial_of

@@ -9,11 +9,11 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from formats.checkpoint import open_checkpoint
 from formats.gguf.file import GgufFile, Kv, build_header
 from formats.tensor import TensorInfo
 from qwen35_convert import api
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe
 from runtime.imatrix import collect

@@ -1,4 +1,4 @@
-"""From a source and a recipe to the plan: what both formats share, and the choice between them."""
+"""Which tensors of a source a conversion takes: what every container asks before it plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from formats.family.layout import Atom
 from formats.family.rules import family
 from quant.policy import PolicyRule
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.recipe import Recipe
 
@@ -21,21 +20,11 @@ OTHERS = "all but what --only names"
 MAX_SHOWN = 5
 
 
-def make_plan(source: Checkpoint, recipe: Recipe, stem: str = "model") -> Plan:
-    """Plan a conversion; `stem` is what a GGUF file is to be named.
-
-    FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
-    """
+def check_convertible(source: Checkpoint) -> None:
+    """Raise FormatError for a source that cannot be converted, whatever the recipe."""
     if source.layout.problems:
         raise FormatError(_all_problems(source))
     check_norms(source)
-    if recipe.export.format == "gguf":
-        from qwen35_convert.containers.gguf.expected import make_gguf_plan
-
-        return make_gguf_plan(source, recipe, stem)
-    from qwen35_convert.containers.safetensors.expected import make_folder_plan
-
-    return make_folder_plan(source, recipe)
 
 
 def _all_problems(source: Checkpoint) -> str:

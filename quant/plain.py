@@ -1,0 +1,80 @@
+"""Numbers as they are: the form of whatever is kept, and of every checkpoint to start with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from formats.stored import KEEP, StoredWeight
+from formats.tensor import DTYPE_BYTES, TensorInfo
+from quant.scheme import Cost, Part, Shape, Usual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from quant.measure import Error
+
+PLAIN_TYPES = ("BF16", "F16", "F32")
+VALUES = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class Plain(Usual):
+    """A weight that is kept in this type, byte for byte if it had it."""
+
+    dtype: str = "BF16"
+    name: str = KEEP
+    label: None = None
+    looked_up: bool = True
+    inspected: bool = False
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return the one tensor."""
+        return (Part(VALUES, TensorInfo(name, self.dtype, tuple(shape))),)
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield every tensor of floats."""
+        forms = {dtype: Plain(dtype) for dtype in PLAIN_TYPES}
+        for name, info in infos.items():
+            if info.dtype in forms:
+                yield StoredWeight(name, info.shape, info.dtype, forms[info.dtype], (info,))
+
+    def encode(
+        self,
+        w_NK: Tensor,
+        _prepared: None = None,
+        _importance: Tensor | None = None,
+        _out: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the values in the type of this form."""
+        from formats.safetensors.file import torch_dtype
+
+        return {VALUES: w_NK.to(torch_dtype(self.dtype))}
+
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the values as they are stored."""
+        return rows[VALUES]
+
+    def compare(
+        self,
+        w_NK: Tensor,
+        rows: Mapping[str, Tensor],
+        _importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far the values are from the weight; equal bits are expected."""
+        from quant.measure import measure, same_bits
+
+        if same_bits(rows[VALUES], w_NK):
+            return measure(w_NK, w_NK)
+        error = measure(w_NK, rows[VALUES])
+        error.outside = max(1, int((rows[VALUES] != w_NK).sum()))
+        return error
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what a cast holds."""
+        size = DTYPE_BYTES[self.dtype]
+        return Cost(size + (size + 4 if moved else 0), 8, 8)
