@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen35_convert.write import sink
+from qwen35_convert import durable
 
 CALLS = (
     "pwrite",
@@ -48,7 +48,7 @@ class Disk:
         for name in CALLS:
             setattr(os, name, self._wrap(getattr(os, name)))
         os.open = self._wrap(os.open, lambda _, flags, *rest: flags & CHANGING)
-        sink.exchange = self._wrap(sink.exchange)
+        durable.exchange = self._wrap(durable.exchange)
         opened = io.open
 
         def open_file(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:

@@ -18,6 +18,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from quant.errors import QuantError
 from qwen35_convert.containers.safetensors.side_files import add_side_files
+from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import quiet, rows_bar
@@ -29,7 +30,7 @@ from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.write.file_sink import FileSink, is_gguf
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import Origin, describe_files, make_receipt, version
-from qwen35_convert.write.sink import JOURNAL, FolderSink, writing
+from qwen35_convert.write.sink import JOURNAL, FolderSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.journal import Journal
@@ -22,11 +23,9 @@ from qwen35_convert.write.sink import (
     FolderSink,
     check_parent,
     partial_of,
-    sync_folder,
-    writing,
 )
 
-MOVES = "moves"
+MOVES, NEW_MOVES = "moves", "moves.new"
 MAGIC = b"GGUF"
 
 
@@ -109,9 +108,7 @@ class FileSink(FolderSink):
         first = self.artifact.name
         names = sorted((path.name for path in self.artifact_files()), key=lambda n: n == first)
         with writing(self.out, "giving it its name", self.left):
-            self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
-            (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
-            sync_folder(self.work)
+            replace_file(self.work / MOVES, json.dumps(names).encode(), self.work / NEW_MOVES)
             _move(self.work, self.out)
         self.close()
 

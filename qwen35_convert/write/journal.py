@@ -7,11 +7,10 @@ one that says whose it is.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 
-from qwen35_convert.write.sink import sync_folder, writing
+from qwen35_convert.durable import append_to_file, replace_file, writing
 
 
 class Journal:
@@ -39,21 +38,14 @@ class Journal:
         """Begin anew, or drop a torn last line."""
         new = self._path.with_name(f"{self._path.name}.new")
         with writing(self._path, "writing the journal", self._left):
-            with new.open("w") as file:
-                file.write(self._digest + "\n" + _lines(self.done))
-                file.flush()
-                os.fsync(file.fileno())
-            new.rename(self._path)
-            sync_folder(self._path.parent)
+            replace_file(self._path, f"{self._digest}\n".encode() + _lines(self.done), new)
 
     def append(self, finished: Collection[int]) -> None:
         """Add rows whose bytes are durable."""
-        with writing(self._path, "writing the journal", self._left), self._path.open("a") as file:
-            file.write(_lines(finished))
-            file.flush()
-            os.fsync(file.fileno())
+        with writing(self._path, "writing the journal", self._left):
+            append_to_file(self._path, _lines(finished))
         self.done |= set(finished)
 
 
-def _lines(rows: Collection[int]) -> str:
-    return "".join(f"{row}\n" for row in sorted(rows))
+def _lines(rows: Collection[int]) -> bytes:
+    return "".join(f"{row}\n" for row in sorted(rows)).encode()

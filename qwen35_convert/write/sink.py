@@ -7,16 +7,24 @@ conversion runs, keeps the journal, and stays after an interruption for the next
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from formats.errors import FormatError
+from qwen35_convert.durable import (
+    replace_folder,
+    reserve,
+    rewrite,
+    sync_data,
+    sync_folder,
+    write_all,
+    write_file,
+    writing,
+)
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.receipt import RECEIPT
@@ -24,16 +32,6 @@ from qwen35_convert.write.receipt import RECEIPT
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"
 OWN = (LOCK, JOURNAL, NEW_JOURNAL)
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-
-
-@contextmanager
-def writing(out: Path, step: str, left: str) -> Iterator[None]:
-    """Make an OutputError of what the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{out}: {step} failed: {error.strerror}", left=left) from None
 
 
 def partial_of(out: Path) -> Path:
@@ -138,9 +136,7 @@ class FolderSink:
     def mark(self, token: str) -> None:
         """Put a token into the lock file, by which others recognise this conversion's folder."""
         with writing(self.out, "writing the lock", left=self.left):
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, token.encode(), 0)
-            os.fsync(self._lock)
+            rewrite(self._lock, token.encode())
 
     def attach(self) -> None:
         """Open the files that another process has reserved and locked."""
@@ -185,16 +181,15 @@ class FolderSink:
         for shard in self._shards:
             file = os.open(self.work / shard.name, os.O_RDWR | os.O_CREAT, 0o666)
             self._files[shard.name] = file
-            os.ftruncate(file, shard.nbytes)
-            _reserve(file, shard.nbytes, self.out)
-            _write_all(file, memoryview(shard.header), 0)
+            reserve(file, shard.nbytes)
+            write_all(file, memoryview(shard.header), 0)
         sync_folder(self.work)
 
     def write(self, name: str, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of tensor `name`; safe from any thread."""
         shard, start = self._places[name]
         try:
-            _write_all(self._files[shard], data, start + offset)
+            write_all(self._files[shard], data, start + offset)
         except OSError as error:
             if error.errno == errno.EFAULT:  # these bytes are a view on a file of the source
                 raise FormatError(f"the source of {name} got shorter, or its disk failed") from None
@@ -210,7 +205,7 @@ class FolderSink:
         try:
             with writing(self.out, "making it durable", left=self.left):
                 for file in self._files.values():
-                    os.fdatasync(file)
+                    sync_data(file)
         except OutputError as error:
             self._lost = error
         if self._lost:
@@ -219,16 +214,8 @@ class FolderSink:
     def add_file(self, name: str, content: bytes) -> None:
         """Write a whole side file durably."""
         with writing(self.out, f"writing {name}", left=self.left):
-            self._add_file(name, content)
+            write_file(self.work / name, content)
         self._added.append(name)
-
-    def _add_file(self, name: str, content: bytes) -> None:
-        file = os.open(self.work / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            _write_all(file, memoryview(content), 0)
-            os.fsync(file)
-        finally:
-            os.close(file)
 
     def artifact_files(self) -> list[Path]:
         """Return every file of the artifact that this run has written, or found finished.
@@ -244,7 +231,7 @@ class FolderSink:
             for file in (JOURNAL, NEW_JOURNAL):
                 (self.work / file).unlink(missing_ok=True)
             sync_folder(self.work)
-            _replace(self.work, self.out)
+            replace_folder(self.work, self.out)
             # last: without it another conversion would take the folder for an abandoned one
             (self.out / LOCK).unlink()
         self.close()
@@ -259,59 +246,3 @@ class FolderSink:
         for file in (*self._files.values(), *([self._lock] if self._lock >= 0 else [])):
             os.close(file)
         self._files, self._lock = {}, -1
-
-
-def _reserve(file: int, nbytes: int, out: Path) -> None:
-    """Allocate the blocks now, so that a full disk is an error before the work."""
-    try:
-        os.posix_fallocate(file, 0, nbytes)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return
-        raise OutputError(f"{out}: {nbytes} bytes cannot be reserved: {error.strerror}") from None
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _replace(work: Path, out: Path) -> None:
-    """Give `work` the name `out`: at every moment there is the old `out` or the new one."""
-    if not out.is_dir() or not any(out.iterdir()):
-        work.rename(out)
-    elif not exchange(work, out):  # this file system cannot: for a moment there is neither
-        old = out.with_name(f".{out.name}.qwen35-old")
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-        try:
-            work.rename(out)
-        except OSError:
-            old.rename(out)
-            raise
-        old.rename(work)
-    sync_folder(out.parent)
-    shutil.rmtree(work, ignore_errors=True)  # what was there before
-
-
-def exchange(a: Path, b: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot. OSError."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(error, os.strerror(error), str(b))

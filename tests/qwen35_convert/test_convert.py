@@ -24,7 +24,7 @@ from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.write.sink import exchange, partial_of
+from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import (
     dense,
     hub_config,
@@ -306,7 +306,7 @@ def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
     api.convert(source, out, read_recipe("bf16-split"))
     (out / "notes").mkdir()
     before = {path.name: path.stat().st_ino for path in out.iterdir()}
-    monkeypatch.setattr("qwen35_convert.write.sink.exchange", lambda *_: False)  # as on NFS
+    monkeypatch.setattr("qwen35_convert.durable.exchange", lambda *_: False)  # as on NFS
     rename = Path.rename
 
     def fail(self, target):
@@ -322,17 +322,6 @@ def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
     api.convert(source, out, read_recipe("fp8-block"), overwrite=True)
     assert "quantization_config" in config_of(out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_two_names_are_swapped_in_one_step_or_not_at_all(tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    a.mkdir()
-    with pytest.raises(OSError, match="No such file"):
-        exchange(a, b)
-    b.write_text("b")
-    if exchange(a, b):
-        assert a.read_text() == "b"
-        assert b.is_dir()
 
 
 @pytest.mark.parametrize("out", ["in", "in/out", "."])
