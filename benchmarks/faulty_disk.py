@@ -121,7 +121,7 @@ def harm_source(folder: Path, row: int, kind: str) -> None:
     """Before a row is converted: cut, empty, remove or replace a file of the source."""
     from qwen35_convert.run import items as run
 
-    convert, count = run.convert_row, 0
+    convert, count = run.convert_item, 0
 
     def harmed(*arguments: Any) -> Any:
         nonlocal count
@@ -130,7 +130,7 @@ def harm_source(folder: Path, row: int, kind: str) -> None:
             _harm(sorted(folder.glob("*.safetensors"))[-1], kind)
         return convert(*arguments)
 
-    run.convert_row = harmed
+    run.convert_item = harmed
 
 
 def _harm(path: Path, kind: str) -> None:

@@ -142,9 +142,9 @@ def take_memory(count: int) -> Memory:
 def _body(answer: Response, count: int) -> Memory:
     """Return a body of `count` bytes."""
     body, have = take_memory(count), 0
-    with memoryview(body) as room:
+    with memoryview(body) as view:
         for part in answer.iter_raw():
-            room[have : have + len(part)] = part
+            view[have : have + len(part)] = part
             have += len(part)
     if have != count:
         raise OSError(f"{have} bytes came, expected {count}")

@@ -139,7 +139,7 @@ class RemoteFiles:
         self._ahead = ThreadPoolExecutor(max(1, AHEAD))
 
     @property
-    def room(self) -> int:
+    def held_bytes(self) -> int:
         """The bytes of all blocks that are held, coming, or in a reader's hands."""
         block = max((file.block for file in self.files.values()), default=0)
         return (HELD_BLOCKS + AHEAD + 1) * block

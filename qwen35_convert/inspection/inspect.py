@@ -13,7 +13,7 @@ from qwen35_convert.inspection.serving import serving
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The findings; `as_dict` is what `inspect --json` prints."""
+    """What a checkpoint holds; `as_dict` is what `inspect --json` prints."""
 
     layout: str
     kind: str
@@ -38,7 +38,7 @@ class Inspection:
 
 
 def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
-    """Judge an opened checkpoint; `name` is what to serve it by. Nothing but headers is read."""
+    """Inspect an opened checkpoint; `name` is for the serving commands. Only headers are read."""
     layout, infos = source.layout, source.infos()
     scales = {atom.scale for atom in layout.atoms.values()}
     weights = [info for name, info in infos.items() if name not in scales]
@@ -87,11 +87,11 @@ def _mtp_experts(source: Checkpoint) -> str | None:
 
 def _serving(source: Checkpoint, name: str) -> dict[str, Any]:
     kinds = source.config.layer_types
-    found = serving(
+    figures = serving(
         source.config.sizes,
         num_full_layers=kinds.count("full_attention"),
         num_gdn_layers=kinds.count("linear_attention"),
         model=name,
         block_fp8=source.layout.quantized == "fp8-block",
     )
-    return found.as_dict()
+    return figures.as_dict()

@@ -1,7 +1,7 @@
-"""The one pass over the weights: read, cut out, encode, write; row by row, on threads.
+"""The one pass over the weights: read, cut out, encode, write; item by item, on threads.
 
-Rows are taken in the order of the source's bytes, so that a cold disk is read once and in order.
-Encoders release the GIL; a worker holds no more of a row than the room it is given. Finished rows
+Items are taken in the order of the source's bytes, so that a cold disk is read once and in order.
+Encoders release the GIL; a worker holds one chunk of an item at a time. Finished items
 reach the journal in groups, after their bytes are durable.
 """
 
@@ -36,17 +36,17 @@ KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's typ
 class Effort:
     """How hard to work, and whom to tell.
 
-    workers  threads
-    device   where to quantise
-    advance  called after each row
-    room     bytes of a row that a worker holds at once
-    say      called with what happened on the way, such as the loss of a node
+    workers      threads
+    device       where to quantise
+    advance      called after each item
+    chunk_bytes  memory of a worker for the chunk it converts
+    say          called with a line on what happened, such as the loss of a node
     """
 
     workers: int
     device: str
     advance: Callable[[], object]
-    room: int = ROOM
+    chunk_bytes: int = ROOM
     say: Callable[[str], object] = lambda _: None
 
 
@@ -57,7 +57,7 @@ class Worker:
     device: str
     schemes: Mapping[str, Scheme]
     weights: Mapping[str, Tensor]
-    room: int = ROOM
+    chunk_bytes: int = ROOM
     _codes: Tensor | None = None
 
     def encode(self, scheme: Scheme, w: Tensor, name: str) -> dict[str, Tensor]:
@@ -86,25 +86,25 @@ class Worker:
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
-    """Convert every row the journal has not.
+    """Convert every item that is not in the journal.
 
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
-    which the same call goes on.
+    which the same call resumes.
     """
     pending = in_file_order(plan, source, journal)
-    with closing(convert_rows(plan, source, sink, pending, effort)) as done, _waking(source):
+    with closing(convert_items(plan, source, sink, pending, effort)) as done, _waking(source):
         _collect(done, _Ledger(plan, source, sink, journal), effort.advance)
 
 
-def convert_rows(
-    plan: Plan, source: Checkpoint, sink: FolderSink, rows: Sequence[int], effort: Effort
+def convert_items(
+    plan: Plan, source: Checkpoint, sink: FolderSink, items: Sequence[int], effort: Effort
 ) -> Generator[int, None, None]:
-    """Convert rows on threads; yield the number of each when it is written, not yet durable.
+    """Convert items on threads; yield the number of each when it is written, not yet durable.
 
-    Raises what a row raised; closing the iterator stops the threads.
+    Raises what an item raised; closing the iterator stops the threads.
     """
     _one_torch_thread()
-    work = _Work(plan, source, sink, effort, pending=rows)
+    work = _Work(plan, source, sink, effort, pending=items)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
         with _waking(source):
@@ -141,7 +141,7 @@ def _one_torch_thread() -> None:
 
 
 def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
-    """Return the rows that the journal has not, in the order of the source's bytes."""
+    """Return the items that are not in the journal, in the order of the source's bytes."""
 
     def position(index: int) -> tuple[str, int, int]:
         return *source.position(plan.rows[index].atom.stored), index
@@ -150,7 +150,7 @@ def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]
 
 
 class _Work:
-    """What the threads share: the rows still to do, the results, and when to stop."""
+    """What the threads share: the items still to do, the results, and when to stop."""
 
     def __init__(
         self,
@@ -169,15 +169,15 @@ class _Work:
         self._lock = threading.Lock()
 
     def loop(self) -> None:
-        """Take rows until none is left; a failure is handed over, not swallowed."""
+        """Take items until none is left; a failure is handed over, not swallowed."""
         try:
-            worker = make_worker(self._plan, self._effort.device, self._effort.room)
+            worker = make_worker(self._plan, self._effort.device, self._effort.chunk_bytes)
             while not self.stop.is_set():
                 with self._lock:
                     index = next(self._pending, None)
                 if index is None:
                     return
-                convert_row(self._plan.rows[index], self._source, self._sink, worker)
+                convert_item(self._plan.rows[index], self._source, self._sink, worker)
                 self._hand_over(index)
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
@@ -193,7 +193,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """Puts rows into the journal once their bytes are durable, and known to be right."""
+    """Adds items to the journal once their bytes are durable and their source is proven."""
 
     plan: Plan
     source: Checkpoint
@@ -201,7 +201,7 @@ class _Ledger:
     journal: Journal
 
     def record(self, finished: set[int]) -> None:
-        """Make rows durable, journal them, take them out of `finished`; unproven ones wait."""
+        """Make items durable, journal them, take them out of `finished`; unproven ones wait."""
         proven = {i for i in finished if self.source.proven([self.plan.rows[i].atom])}
         if proven:
             self.sink.sync()
@@ -209,7 +209,7 @@ class _Ledger:
             finished -= proven
 
     def prove(self) -> None:
-        """Prove what the rows were made from, where that is still open."""
+        """Prove what the items were made from, where that is still open."""
         if self.source.remote is not None:
             self.source.remote.finish()
 
@@ -229,13 +229,13 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]
         ledger.record(finished)
 
 
-def make_worker(plan: Plan, device: str, room: int) -> Worker:
+def make_worker(plan: Plan, device: str, chunk_bytes: int) -> Worker:
     """Return what one thread encodes with."""
-    return Worker(device, plan.schemes(), plan.weights, room)
+    return Worker(device, plan.schemes(), plan.weights, chunk_bytes)
 
 
-def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
-    """Read, encode and write one row."""
+def convert_item(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
+    """Read, encode and write one item."""
     value = open_value(source, row.atom, row.ops)
     if row.scheme == KEEP:
         _keep(value, row, sink, worker)
@@ -249,7 +249,7 @@ def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) 
 def _keep(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     (output,) = row.outputs
     offset, dtype = output.offset, torch_dtype(row.dtype)
-    for start, stop in value.chunks(1, held=held_to_write(row.scheme), room=worker.room):
+    for start, stop in value.chunks(1, held=held_to_write(row.scheme), room=worker.chunk_bytes):
         data = as_bytes(value.rows(start, stop).to(dtype))
         sink.write(output.name, offset, data)
         value.release(start, stop)
@@ -261,7 +261,7 @@ def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
     offsets = {output.suffix: output.offset for output in row.outputs}
     names = {output.suffix: output.name for output in row.outputs}
     held = held_to_write(row.scheme)
-    for start, stop in value.chunks(scheme.row_multiple, held=held, room=worker.room):
+    for start, stop in value.chunks(scheme.row_multiple, held=held, room=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
         for suffix, tensor in worker.encode(scheme, w, row.atom.name).items():
             data = as_bytes(tensor)

@@ -1,11 +1,12 @@
 """How much memory a conversion takes, made to fit a limit before a byte is written.
 
-    limit >= program and plan + mapped pages + workers * (room + OVERHEAD)
+    limit >= program and plan + mapped pages + workers * (chunk_bytes + OVERHEAD)
 
 The program and the plan are measured: what this process holds after the encoders of the plan are
 loaded and compiled. Mapped pages of the source (and of the artifact, when it is verified) are given
-back after every 16 MB. What is left is parted among the workers: first the rows of a chunk become
-fewer (`room`), then the workers do; below one worker with its smallest chunk it is refused.
+back after every 16 MB. What is left is shared among the workers: first the chunks become
+smaller (`chunk_bytes`), then the workers fewer; less than one worker with its smallest chunk is
+refused.
 
 Without `--memory-limit` the command takes 600 MB, or three quarters of what the machine has free
 where that is less; a plan that needs more gets it. A caller in Python, whose process may be of any
@@ -29,29 +30,13 @@ from quant.stored import ROOM, read_cost
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Plan, Row
 from qwen35_convert.run.items import held_to_write
+from qwen35_convert.run.options import Limit, Share
 
 SHARE = 0.75
 MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
 OVERHEAD = 4 << 20  # of a worker: its stack, the heap's slack, a chunk that is being hashed
 PER_TENSOR = 2048  # what verification keeps of each tensor: header, atom, figures
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How many bytes the process may take. One that is not firm gives way to what is needed."""
-
-    nbytes: int
-    firm: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What the rows may use: workers with `room` bytes each; workers that verify."""
-
-    workers: int
-    room: int
-    verifiers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +63,9 @@ class Need:
         """Part what is left of a limit among workers, as many as fit."""
         free = limit - self.base - MARGIN - MAX_MAPPED
         fit = max(1, min(workers, free // (self.least + OVERHEAD)))
-        room = min(max(self.least, free // fit - OVERHEAD), max(ROOM, self.least))
+        chunk = min(max(self.least, free // fit - OVERHEAD), max(ROOM, self.least))
         each = max(ROOM, self.least) + OVERHEAD
-        return Share(fit, room, max(1, min(workers, (free - self.verify) // each)))
+        return Share(fit, chunk, max(1, min(workers, (free - self.verify) // each)))
 
 
 def fit_memory(
@@ -89,7 +74,7 @@ def fit_memory(
     """Return how to work within a limit (None: the machine's). RecipeError if it is too small."""
     for scheme in plan.schemes().values():
         warm(scheme, verify=verify)
-    base = resident() + (source.remote.room if source.remote is not None else 0)
+    base = resident() + (source.remote.held_bytes if source.remote is not None else 0)
     need = Need(base, _least(plan, source), _kept(plan) if verify else 0)
     return need.part(_checked(limit, need), workers)
 
@@ -107,12 +92,13 @@ def _checked(limit: Limit | None, need: Need) -> int:
     if limit is None or not limit.firm:
         return max(need.floor, min(machine, limit.nbytes if limit else machine))
     if limit.nbytes < need.floor:
-        raise RecipeError(
-            f"--memory-limit is {_shown(limit.nbytes)}, expected {_shown(need.floor)} or more\n"
-            f"  from  {_shown(need.base + MARGIN)} the program and the plan, "
+        where = (
+            f"{_shown(need.base + MARGIN)} the program and the plan, "
             f"{_shown(MAX_MAPPED)} pages of the source, {_shown(need.least)} the smallest chunk"
             + (f", {_shown(need.verify)} verification" if need.verify else "")
         )
+        got, expected = f"is {_shown(limit.nbytes)}", f"{_shown(need.floor)} or more"
+        raise RecipeError("--memory-limit", got, expected, where=where)
     return limit.nbytes
 
 

@@ -49,35 +49,34 @@ def read_mark(out: Path) -> str:
 
 
 def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuse an OUT that would harm something: the source, or what stands there already."""
+    """Refuse an OUT that would destroy something: the source, or unrelated files."""
     place, origin = out.resolve(), source.resolve()
     if place == origin or origin in place.parents or place in origin.parents:
         raise OutputError(
-            f"{out} and the source {source} contain each other\n"
-            "  fix   choose an OUT beside the source"
+            f"{out} and the source {source} contain each other", fix="choose an OUT elsewhere"
         )
     check_parent(out)
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
-        raise OutputError(f"{out} is a file, expected a folder or nothing")
+        raise OutputError(str(out), "is a file", "a folder or nothing")
     if not any(out.iterdir()):
         return
     if not overwrite:
         raise OutputError(
-            f"{out} exists and is not empty\n  fix   name another OUT, or add --overwrite"
+            f"{out} exists and is not empty", fix="choose another OUT, or add --overwrite"
         )
     if not (out / "config.json").is_file() and not any(out.glob("*.safetensors")):
         raise OutputError(
-            f"{out} does not hold a model, so --overwrite does not replace it\n"
-            "  fix   name another OUT"
+            f"{out} does not hold a model, so --overwrite does not replace it",
+            fix="choose another OUT",
         )
 
 
 def check_parent(out: Path) -> None:
-    """Refuse an OUT whose folder is not there."""
+    """Refuse an OUT whose folder does not exist."""
     if not out.parent.is_dir():
-        raise OutputError(f"{out.parent} does not exist, expected the folder that OUT goes into")
+        raise OutputError(str(out.parent), "does not exist", "the folder that OUT goes into")
 
 
 class FolderSink:
@@ -99,21 +98,21 @@ class FolderSink:
 
     @property
     def entry(self) -> Path:
-        """What others will open, and whose presence says that it is complete."""
+        """The path that others open; it exists only once the artifact is complete."""
         return self.out
 
     @property
     def artifact(self) -> Path:
-        """What there is to open once it is written."""
+        """The path to open once it is written."""
         return self.work
 
     @property
     def left(self) -> str:
         """What is on the disk after a failure."""
-        return f"what is done stays in {self.work}; the same command goes on from there"
+        return f"finished work is kept in {self.work}; run the same command again to resume"
 
     def open(self) -> None:
-        """Create or take up the folder, lock it. OutputError if another conversion holds it."""
+        """Create or reopen the folder, lock it. OutputError if another conversion holds it."""
         try:
             self.work.mkdir(exist_ok=True)
             self._lock = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -127,11 +126,11 @@ class FolderSink:
         self._check_lock()
 
     def _check_lock(self) -> None:
-        """Refuse a lock in a folder that another conversion has just given its final name."""
+        """Refuse the lock of a folder that another conversion has just renamed to OUT."""
         mine, path = os.fstat(self._lock), self.work / LOCK
         if not path.exists() or path.stat().st_ino != mine.st_ino:
             self.close()
-            raise OutputError(f"{self.out} was being written by another conversion until now")
+            raise OutputError(f"{self.out} has just been written by another conversion")
 
     def mark(self, token: str) -> None:
         """Put a token into the lock file, by which others recognise this conversion's folder."""
@@ -159,13 +158,13 @@ class FolderSink:
                     path.unlink()
 
     def is_whole(self) -> bool:
-        """Whether every file that a journal speaks of is there at its full size."""
+        """Whether every file that the journal covers exists at its full size."""
         made = {shard: self.work / shard.name for shard in self._shards}
         return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in made.items())
 
     def create(self) -> None:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
-        self._clear({*OWN, *(shard.name for shard in self._shards)})  # a receipt half-written
+        self._clear({*OWN, *(shard.name for shard in self._shards)})  # such as a torn receipt
         with writing(self.out, "reserving its files", left=self.left):
             self._create()
 
@@ -176,7 +175,7 @@ class FolderSink:
         present = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
         if needed > free + present:
             raise OutputError(
-                f"{self.out} needs {needed} bytes, but the disk has {free + present} free"
+                str(self.out), f"has {free + present} bytes free on its disk", f"{needed} bytes"
             )
         for shard in self._shards:
             file = os.open(self.work / shard.name, os.O_RDWR | os.O_CREAT, 0o666)
@@ -192,7 +191,7 @@ class FolderSink:
             write_all(self._files[shard], data, start + offset)
         except OSError as error:
             if error.errno == errno.EFAULT:  # these bytes are a view on a file of the source
-                raise FormatError(f"the source of {name} got shorter, or its disk failed") from None
+                raise FormatError(f"the source of {name} shrank, or its disk failed") from None
             raise OutputError(
                 f"{self.out}: writing {shard} failed: {error.strerror}", left=self.left
             ) from None
@@ -220,7 +219,7 @@ class FolderSink:
     def artifact_files(self) -> list[Path]:
         """Return every file of the artifact that this run has written, or found finished.
 
-        Not what happens to lie there: a killed run may have left its receipt.
+        Other files in the folder do not count: a killed run may have left its receipt.
         """
         return [self.work / name for name in (*self._files, *self._added)]
 

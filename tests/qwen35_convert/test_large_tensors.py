@@ -21,7 +21,7 @@ from quant.stored import ROOM
 from qwen35_convert.planning.make import make_plan
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run.items import convert_row, make_worker
+from qwen35_convert.run.items import convert_item, make_worker
 from qwen35_convert.write.file_sink import FileSink
 from qwen35_convert.write.sink import FolderSink
 
@@ -85,7 +85,7 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
     worker, found = make_worker(plan, "cpu", ROOM), {}
     for row in plan.rows:
         if f".experts.{LAST}." in row.atom.name:
-            convert_row(row, source, sink, worker)
+            convert_item(row, source, sink, worker)
             for output in row.outputs:
                 shard = next(s for s in plan.shards if output.name in {i.name for i in s.infos})
                 names = [info.name for info in shard.infos]

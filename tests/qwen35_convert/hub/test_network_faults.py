@@ -194,7 +194,7 @@ def expected(hub: Hub, files: dict[str, bytes], tmp_path_factory) -> dict[str, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(home / "hf"))
         patch.setenv("HF_ENDPOINT", hub.url)
-        api.convert(REPO, home / "out", workers=1)
+        api.convert(REPO, home / "out", options=api.RunOptions(workers=1))
     converted = content(home / "out")
     return {"download": files, "convert": converted, "stream": converted}
 
