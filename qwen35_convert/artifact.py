@@ -128,7 +128,7 @@ def digest_of(plan: Plan, source: Checkpoint) -> str:
 
 
 def _check_unchanged(job: Job, digest: str) -> None:
-    """Refuse what was made of a source that is now another."""
+    """Refuse an artifact whose source has changed since. FormatError."""
     if digest_of(job.plan, job.source) != digest:
         raise FormatError(f"{job.source.folder} changed during the conversion")
 
@@ -200,13 +200,13 @@ def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
 
 def checks_of(recipe: Recipe, workers: int) -> Checks:
     """Return the checks a recipe asks for."""
-    asked = recipe.verify
-    limits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1)
-    return Checks(asked.level, limits, workers, partial=recipe.only is not None)
+    proof = recipe.verify
+    logits = LogitsCheck(proof.text, proof.max_kl, proof.min_top1)
+    return Checks(proof.level, logits, workers, partial=recipe.only is not None)
 
 
 def verify_shown(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) -> Report:
-    """Verify an artifact, with a bar on stderr if that is asked for."""
+    """Verify an artifact, with a bar on stderr on request."""
     total = len(source.layout.atoms) if source else 0
     with items_bar(total, "verify") if bar and total else quiet() as advance:
         return verify(out, source, replace(checks, progress=lambda _: advance()))

@@ -227,7 +227,7 @@ def verify(
     from qwen35_convert import api, report
 
     limit = parse_limit(memory_limit)
-    found = api.verify(
+    result = api.verify(
         artifact,
         against,
         level=level,
@@ -235,10 +235,10 @@ def verify(
         options=RunOptions(workers=workers, memory_limit=limit, progress=True),
     )
     if json:
-        report.print_json(found.as_dict())
+        report.print_json(result.as_dict())
     else:
-        report.print_report(found)
-    if not found.passed:
+        report.print_report(result)
+    if not result.passed:
         raise typer.Exit(FELL_SHORT)
 
 

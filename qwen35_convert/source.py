@@ -1,4 +1,4 @@
-"""Where a source is: a folder, a file, or a repository on the hub, which is fetched or streamed.
+"""Sources: a folder, a file, or a repository on the hub, which is fetched or streamed.
 
 to convert   fetched first, every byte checked; or streamed: only ranges, no copy on the disk
 to inspect   headers only: from the cache's copy of the same commit if it is whole, else by ranges
@@ -21,8 +21,8 @@ def open_source(
 ) -> tuple[Checkpoint, Origin]:
     """Open a folder, a file, or `owner/name[@revision]` on the hub.
 
-    stream  leave the weights on the hub: they are read by ranges as they are asked for. Otherwise
-            the repository is fetched first.
+    stream  leave the weights on the hub: they are read by ranges when needed. Otherwise the
+            repository is fetched first.
     """
     named = _named(source, stream=stream)
     if named is None:

@@ -199,10 +199,10 @@ def _versions(peer: str | None) -> dict[str, str]:
     packages = ["torch", "triton"]
     if peer is not None:  # transformers runs FLA's kernels wherever they are
         packages += ["transformers", *PACKAGES.values()] if peer != "vllm" else ["vllm"]
-    found = {"qwen35": version()}
+    versions = {"qwen35": version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

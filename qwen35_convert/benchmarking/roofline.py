@@ -27,10 +27,10 @@ def draw_roofline(bench: Bench, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
     for what, marker in (("decode", "o"), ("prefill", "s")):
-        found = [point for point in bench.points if point.what == what]
-        rates = [point.flops / point.ms * 1e3 for point in found]
-        axes.plot([p.flops / p.bytes_moved for p in found], rates, marker, label=what)
-        for point, rate in zip(found, rates, strict=True):
+        points = [point for point in bench.points if point.what == what]
+        rates = [point.flops / point.ms * 1e3 for point in points]
+        axes.plot([p.flops / p.bytes_moved for p in points], rates, marker, label=what)
+        for point, rate in zip(points, rates, strict=True):
             size = point.batch if what == "decode" else point.tokens
             axes.annotate(
                 str(size),

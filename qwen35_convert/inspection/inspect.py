@@ -31,7 +31,7 @@ class Inspection:
     tensor_list: list[TensorInfo]
 
     def as_dict(self, *, tensors: bool = False) -> dict[str, Any]:
-        """Return plain values; the list of all tensors only if asked for."""
+        """Return plain values; with the list of all tensors on request."""
         result = asdict(self)
         listed = result.pop("tensor_list")
         return result | ({"tensor_list": listed} if tensors else {})

@@ -209,7 +209,7 @@ class _Ledger:
             finished -= proven
 
     def prove(self) -> None:
-        """Prove what the items were made from, where that is still open."""
+        """Hash the rest of a remote source, which proves the items made from it."""
         if self.source.remote is not None:
             self.source.remote.finish()
 

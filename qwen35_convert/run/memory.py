@@ -1,4 +1,4 @@
-"""How much memory a conversion takes, made to fit a limit before a byte is written.
+"""The memory of a conversion, fitted to a limit before a byte is written.
 
     limit >= program and plan + mapped pages + workers * (chunk_bytes + OVERHEAD)
 
@@ -44,7 +44,7 @@ class Need:
     """What a conversion needs in bytes.
 
     base    the program and the plan; of a stream the blocks that are held
-    least   the smallest chunk of the widest row
+    least   the smallest chunk of the widest item
     verify  what verification keeps, and that it maps the artifact too; 0 without it
     """
 
@@ -153,7 +153,7 @@ def group_limits(
 ) -> Iterator[int]:
     """Yield every limit that a control group sets on this process: version 2, and 1's memory.
 
-    Not what is left of it: most of what a group uses is cached files, which make room.
+    Not what is left of it: most of what a group uses is cached files, which are evicted.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, kinds, path = line.split(":", 2)
@@ -172,8 +172,8 @@ def group_limits(
 def _kilobytes(path: Path, key: str) -> int | None:
     if not path.exists():
         return None
-    found = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
-    return next((int(words[1]) * 1024 for words in found), None)
+    lines = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
+    return next((int(words[1]) * 1024 for words in lines), None)
 
 
 def _shown(size: int) -> str:

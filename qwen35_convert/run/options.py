@@ -1,7 +1,7 @@
-"""How a conversion or a verification runs: said once, checked at once, never changed.
+"""How a conversion or a verification runs: defaults, checks and limits in one place.
 
-Nothing here changes a byte of the artifact; only the receipt says whether it was verified. What
-shall be written is the recipe's business.
+No option changes a tensor of the artifact; the receipt shows whether it was verified. What is
+written is decided by the recipe.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class RunOptions:
     def threads(self, *, streamed: bool) -> int:
         """Return the number of workers.
 
-        A stream gets one unless more are asked for: several read places further apart than the
-        blocks in memory reach, and read blocks twice; the network is slower than one thread.
+        A stream gets one by default: several would read places further apart than the blocks in
+        memory reach, and read blocks twice; the network is slower than one thread.
         """
         return self.workers or (1 if streamed else default_workers())
 

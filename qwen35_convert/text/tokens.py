@@ -89,11 +89,11 @@ def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every token id that ends a text."""
     named = _object(checkpoint, TOKENIZER_CONFIG).get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
-    found = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
+    tokens = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
     for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
         given = part.get("eos_token_id")
-        found += given if isinstance(given, list) else [given]
-    return frozenset(token for token in found if isinstance(token, int))
+        tokens += given if isinstance(given, list) else [given]
+    return frozenset(token for token in tokens if isinstance(token, int))
 
 
 def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

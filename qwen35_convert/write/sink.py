@@ -159,8 +159,8 @@ class FolderSink:
 
     def is_whole(self) -> bool:
         """Whether every file that the journal covers exists at its full size."""
-        made = {shard: self.work / shard.name for shard in self._shards}
-        return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in made.items())
+        paths = {shard: self.work / shard.name for shard in self._shards}
+        return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in paths.items())
 
     def create(self) -> None:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
@@ -171,8 +171,8 @@ class FolderSink:
     def _create(self) -> None:
         needed = sum(shard.nbytes for shard in self._shards)
         free = shutil.disk_usage(self.work).free
-        made = (self.work / shard.name for shard in self._shards)
-        present = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
+        paths = (self.work / shard.name for shard in self._shards)
+        present = sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
         if needed > free + present:
             raise OutputError(
                 str(self.out), f"has {free + present} bytes free on its disk", f"{needed} bytes"

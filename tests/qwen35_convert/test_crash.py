@@ -131,7 +131,7 @@ def test_a_lock_in_a_folder_that_was_renamed_is_refused(tmp_path, monkeypatch):
         partial_of(out).rename(out)
 
     monkeypatch.setattr(fcntl, "flock", taken)
-    with pytest.raises(OutputError, match="until now"):
+    with pytest.raises(OutputError, match="has just been written by another conversion"):
         sink_of(out).open()
 
 

@@ -148,7 +148,7 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
 
 def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
     for run in (run_vllm, run_fla):
-        with pytest.raises(RecipeError, match="runs on cuda only"):
+        with pytest.raises(RecipeError, match="cannot run on cpu, expected cuda"):
             list(run(open_checkpoint(nano), [], "cpu"))
 
 

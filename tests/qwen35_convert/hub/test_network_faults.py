@@ -311,7 +311,7 @@ def test_a_file_of_another_commit_is_refused(
     hub.fail("HEAD", SHARDS[1], Fault(headers=(("X-Repo-Commit", "0" * 40),)))
     code, error = run(command, tmp_path / "out")
     assert code == REFUSED, error
-    assert "another revision" in error or "not the file of the listing" in error
+    assert "another revision" in error or "not the listed file" in error
     assert_refused(tmp_path / "out", error, expected[command], command)
     assert run(command, tmp_path / "out")[0] == DONE
     assert content(tmp_path / "out") == expected[command]

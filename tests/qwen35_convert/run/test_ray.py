@@ -197,7 +197,7 @@ def test_what_a_node_refuses_leaves_the_work_that_is_done(tmp_path, one_node, mo
     monkeypatch.setattr(FolderSink, "mark", lambda self, _: mark(self, "another"))
     with pytest.raises(OutputError, match="does not see what this machine writes") as refused:
         api.convert(moe(tmp_path / "in"), tmp_path / "out", options=api.RunOptions(executor="ray"))
-    assert "the same command goes on" in refused.value.left
+    assert "run the same command again" in refused.value.left
 
 
 def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
@@ -262,7 +262,7 @@ class Answers:
 
 def crew_of(error: Exception) -> ray_cluster.Crew:
     effort = Effort(1, "cpu", lambda: None)
-    crew = ray_cluster.Crew(Answers(error), None, None, effort, "what is done stays")
+    crew = ray_cluster.Crew(Answers(error), None, None, effort, "finished work is kept")
     crew.calls["call"] = ray_cluster.Member("id", "far", "actor", ray_cluster.Batch([1, 2]))
     return crew
 
@@ -290,7 +290,7 @@ def test_items_that_take_three_nodes_with_them_are_given_up():
         OutputError, match="3 nodes were lost while converting the same items"
     ) as given_up:
         list(crew.collect(deque()))
-    assert given_up.value.left == "what is done stays"
+    assert given_up.value.left == "finished work is kept"
 
 
 def test_without_any_node_it_ends(monkeypatch):
