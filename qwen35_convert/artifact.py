@@ -58,7 +58,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A conversion that nothing stands against any more: what from what, to where, with what.
+    """A conversion that passed every check of planning: source, plan, output and means.
 
     execute  converts the items, within this share of the machine
     """

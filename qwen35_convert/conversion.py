@@ -1,6 +1,6 @@
-"""One conversion, decided before a byte is read: the plan, what may be written, with what means.
+"""One conversion, checked before a weight is read: plan, output, verification, memory.
 
-source and recipe -> plan -> OUT is free -> the proof is possible -> memory -> executor -> artifact
+source, recipe -> plan -> OUT is free -> verification is possible -> memory -> executor -> artifact
 """
 
 from __future__ import annotations
