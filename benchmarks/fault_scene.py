@@ -193,7 +193,12 @@ class Scene:
                 self._convert(form, recipe, folder / "warm" / form.out)
 
     def _convert(self, form: Output, recipe: str, out: Path) -> None:
-        api.convert(self.sources[form.source], out, read_recipe(recipe), workers=1, overwrite=True)
+        api.convert(
+            self.sources[form.source],
+            out,
+            read_recipe(recipe),
+            options=api.RunOptions(workers=1, overwrite=True),
+        )
 
     def job(self, form: str, workers: int = 1) -> Job:
         """Return a job in a new place; where something is to be overwritten, it stands there."""

@@ -260,9 +260,9 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply `KEY=VALUE` overrides. RecipeError says what is wrong where."""
-    path = find_recipe(name)
+    path = find_recipe(str(name))
     if path.stat().st_size > MAX_RECIPE_BYTES:
         raise RecipeError(f"{path.name} has {path.stat().st_size} bytes, over {MAX_RECIPE_BYTES}")
     try:

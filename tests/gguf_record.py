@@ -102,7 +102,7 @@ def convert(source: Path, out: Path, case: str) -> Path:
             "export": {"format": "gguf"},
         }
     )
-    api.convert(source, out / f"{case}.gguf", recipe, verify=False)
+    api.convert(source, out / f"{case}.gguf", recipe, options=api.RunOptions(verify=False))
     return out / (f"mmproj-{case}.gguf" if vision else f"{case}.gguf")
 
 

@@ -75,7 +75,7 @@ def converted(source, tmp_path_factory):
     def make(mix: str, mtp: str = "keep") -> Path:
         out = folder / f"{mix}-{mtp}.gguf"
         if not out.exists():
-            api.convert(source, out, gguf(mix, mtp=mtp), verify=False)
+            api.convert(source, out, gguf(mix, mtp=mtp), options=api.RunOptions(verify=False))
         return out
 
     return make
@@ -153,7 +153,7 @@ STRANGE = (
 @pytest.fixture(scope="module")
 def nano_file(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("nano") / "nano.gguf"
-    api.convert(NANO, out, gguf("q8_0"), verify=False)
+    api.convert(NANO, out, gguf("q8_0"), options=api.RunOptions(verify=False))
     return out
 
 
@@ -190,7 +190,12 @@ def patches(pixels_YXC: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [(128, 128), (96, 160)], ids=["8x8", "6x10"])
 def test_an_image_is_encoded_as_by_transformers(tmp_path, size):
-    api.convert(NANO, tmp_path / "nano.gguf", gguf("f32", vision="keep"), verify=False)
+    api.convert(
+        NANO,
+        tmp_path / "nano.gguf",
+        gguf("f32", vision="keep"),
+        options=api.RunOptions(verify=False),
+    )
     pixels = np.random.default_rng(35).integers(0, 256, (*size, 3), dtype=np.uint8)
     with LlamaCpp(tmp_path / "nano.gguf", 64) as model:
         found = encode_image(model, tmp_path / "mmproj-nano.gguf", pixels)

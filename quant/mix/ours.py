@@ -3,7 +3,7 @@
     loss = sum over tensors of   sensitivity(kind, depth) * error(type)      [KL, 1e-3 nats a token]
 
 Every tensor starts at the mix's own type, and nothing goes below it. Then, as long as the file
-stays within its room, the step up that saves most loss for a byte is taken. This is why the types
+stays within its budget, the step up that saves most loss for a byte is taken. This is why the types
 depend on the model: a mixture of experts has nearly all its bytes in experts, so everything beside
 them is raised to Q8_0, while a dense model pays for ssm_out, attn_v and the embeddings. llama.cpp
 instead gives Q6_K to half of attn_qkv and ffn_down, whose other half then dominates the loss.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from quant.mix.tensors import Facts, MixTensor
 
-ROOM = 1.02
+BUDGET = 1.02
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 # Of each mix the types a tensor may have, its own first.
 LADDERS = {
@@ -93,13 +93,13 @@ def pick(
     theirs = llama_cpp.pick(mix, tensors, facts, free)
     if mix in llama_cpp.PLAIN:
         return theirs
-    room = ROOM * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
+    budget = BUDGET * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
     fixed = {
         t.name: (FIXED[t.kind], f"ours: {WHY[FIXED[t.kind]]}") for t in free if t.kind in FIXED
     }
-    room -= sum(_nbytes(tensor, fixed[tensor.name][0]) for tensor in free if tensor.name in fixed)
+    budget -= sum(_nbytes(tensor, fixed[tensor.name][0]) for tensor in free if tensor.name in fixed)
     groups = list(_groups(mix, tensors, facts, [t for t in free if t.name not in fixed]))
-    _raise_within(groups, room)
+    _raise_within(groups, budget)
     return fixed | dict(_named(mix, groups))
 
 
@@ -140,9 +140,9 @@ def _sensitivity(kind: str, facts: Facts, *, first: bool) -> float:
     return found * (FIRST_FFN if kind.startswith("ffn_") else FIRST_MIXER)
 
 
-def _raise_within(groups: Sequence[_Group], room: float) -> None:
-    """Take the steps up that save most for a byte, as long as there is room."""
-    left = room - sum(group.nbytes[0] for group in groups)
+def _raise_within(groups: Sequence[_Group], budget: float) -> None:
+    """Take the steps up that save most for a byte, as long as there is budget."""
+    left = budget - sum(group.nbytes[0] for group in groups)
     while True:
         steps = [
             (_saving(group, level), group, level)

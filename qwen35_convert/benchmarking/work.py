@@ -4,8 +4,8 @@
               choose; states read and written, keys and values read (`runtime.floors`)
     prefill   2 operations for each weight and token; those of FP8 weights at FP8's rate
 
-The embedding is read by rows, which is nothing; where it is the head as well, it counts as that.
-MTP and vision take no part in a step.
+The embedding is read by rows, which is negligible; a tied embedding counts as the head. MTP and
+vision take no part in a step.
 """
 
 from __future__ import annotations

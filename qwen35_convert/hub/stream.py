@@ -1,8 +1,8 @@
-"""A checkpoint read straight from the hub: no copy on the disk, only headers before the work.
+"""A checkpoint read straight from the hub: no local copy, only headers before the conversion.
 
     listing -> config, index, side files (whole, checked, in memory) -> each shard's header
 
-What stands in a header decides where every tensor lies; so its bytes are proven with the file's.
+A header decides where every tensor lies, so its bytes are verified with the rest of the file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def open_stream(
 
     block    bytes of a range request while converting
     sleep    called with the seconds of a wait; None: time.sleep
-    listing  what `revision` is, if that was asked before
+    listing  the listing of `revision`, if it is known already
 
     FetchError if the hub refuses, does not answer, lacks a needed file, or sends other bytes than
     it lists. FormatError as for a folder.
@@ -63,14 +63,16 @@ def open_stream(
     check_name(repo, revision)
     if is_offline():
         remedy = "unset HF_HUB_OFFLINE, or convert from the cache without --stream"
-        raise FetchError(f"{repo}, offline (HF_HUB_OFFLINE)", "a stream", "no network", remedy)
+        raise FetchError(
+            f"{repo}, offline (HF_HUB_OFFLINE)", "a stream", "no use of the network", remedy
+        )
     stop = Event()
     hub = open_hub(repo, revision, partial(_nap, stop, sleep or time.sleep))
     return _Opening(hub, listing or hub.listing(), block).open(stop)
 
 
 def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
-    """Wait, but not longer than the work goes on: a busy server may ask for minutes."""
+    """Wait in short naps, until the work is abandoned: a busy server may demand minutes."""
     for _ in range(math.ceil(seconds / NAP)):
         if stop.is_set():
             raise InterruptedError("the work was abandoned")
@@ -78,7 +80,7 @@ def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
 
 
 class _Opening:
-    """What is asked while a stream is opened."""
+    """The requests that open a stream."""
 
     def __init__(self, hub: Hub, listing: Listing, block: int) -> None:
         self.hub, self.listing, self.block = hub, listing, block
@@ -123,7 +125,7 @@ class _Opening:
         entry = self.listing.entries[name]
         if entry.size > MAX_SIDE_BYTES:
             got, expected = f"{entry.size} bytes", f"at most {MAX_SIDE_BYTES}"
-            raise FetchError(f"{self.hub.repo}: {name}", got, expected, "do not use it")
+            raise FetchError(f"{self.hub.repo}: {name}", got, expected, "use another repository")
         data = self._reader(name)(0, entry.size) if entry.size else bytearray()
         proof = entry.proof()
         proof.update(data)
@@ -133,7 +135,7 @@ class _Opening:
         return bytes(data)
 
     def _shard(self, name: str) -> RemoteFile:
-        """Return an opened shard, of which the header was read."""
+        """Return a shard whose header has been read."""
         entry, read_range = self.listing.entries[name], self._reader(name)
         head = bytes(read_range(0, min(FIRST_BYTES, entry.size))) if entry.size else b""
         stop = 8 + header_length(name, entry.size, head[:8])

@@ -1,7 +1,7 @@
-"""The one pass over the weights: read, cut out, encode, write; row by row, on threads.
+"""The one pass over the weights: read, cut out, encode, write; item by item, on threads.
 
-Rows are taken in the order of the source's bytes, so that a cold disk is read once and in order.
-Encoders release the GIL; a worker holds no more of a row than the room it is given. Finished rows
+Items are taken in the order of the source's bytes, so that a cold disk is read once and in order.
+Encoders release the GIL; a worker holds one chunk of an item at a time. Finished items
 reach the journal in groups, after their bytes are durable.
 """
 
@@ -40,17 +40,17 @@ KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's typ
 class Effort:
     """How hard to work, and whom to tell.
 
-    workers  threads
-    device   where to quantise
-    advance  called after each row
-    room     bytes of a row that a worker holds at once
-    say      called with what happened on the way, such as the loss of a node
+    workers      threads
+    device       where to quantise
+    advance      called after each item
+    chunk_bytes  memory of a worker for the chunk it converts
+    say          called with a line on what happened, such as the loss of a node
     """
 
     workers: int
     device: str
     advance: Callable[[], object]
-    room: int = CHUNK_BYTES
+    chunk_bytes: int = CHUNK_BYTES
     say: Callable[[str], object] = lambda _: None
 
 
@@ -129,25 +129,25 @@ class Preparation:
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
-    """Convert every row the journal has not.
+    """Convert every item that is not in the journal.
 
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
-    which the same call goes on.
+    which the same call resumes.
     """
     pending = in_file_order(plan, source, journal)
-    with closing(convert_rows(plan, source, sink, pending, effort)) as done, _waking(source):
+    with closing(convert_items(plan, source, sink, pending, effort)) as done, _waking(source):
         _collect(done, _Ledger(plan, source, sink, journal), effort.advance)
 
 
-def convert_rows(
-    plan: Plan, source: Checkpoint, sink: FolderSink, rows: Sequence[int], effort: Effort
+def convert_items(
+    plan: Plan, source: Checkpoint, sink: FolderSink, items: Sequence[int], effort: Effort
 ) -> Generator[int, None, None]:
-    """Convert rows on threads; yield the number of each when it is written, not yet durable.
+    """Convert items on threads; yield the number of each when it is written, not yet durable.
 
-    Raises what a row raised; closing the iterator stops the threads.
+    Raises what an item raised; closing the iterator stops the threads.
     """
     _one_torch_thread()
-    work = _Work(plan, source, sink, effort, pending=rows)
+    work = _Work(plan, source, sink, effort, pending=items)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
         with _waking(source):
@@ -184,7 +184,7 @@ def _one_torch_thread() -> None:
 
 
 def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
-    """Return the rows that the journal has not, in the order of the source's bytes."""
+    """Return the items that are not in the journal, in the order of the source's bytes."""
 
     def position(index: int) -> tuple[str, int, int]:
         return *source.position(plan.rows[index].atom.stored), index
@@ -193,7 +193,7 @@ def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]
 
 
 class _Work:
-    """What the threads share: the rows still to do, the results, and when to stop."""
+    """What the threads share: the items still to do, the results, and when to stop."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class _Work:
         self._lock = threading.Lock()
 
     def loop(self) -> None:
-        """Take rows until none is left; a failure is handed over, not swallowed."""
+        """Take items until none is left; a failure is handed over, not swallowed."""
         try:
             worker = make_worker(self._plan, self._effort, self._prepared)
             while not self.stop.is_set():
@@ -221,7 +221,7 @@ class _Work:
                     index = next(self._pending, None)
                 if index is None:
                     return
-                convert_row(self._plan.rows[index], self._source, self._sink, worker)
+                convert_item(self._plan.rows[index], self._source, self._sink, worker)
                 self._hand_over(index)
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
@@ -237,7 +237,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """Puts rows into the journal once their bytes are durable, and known to be right."""
+    """Adds items to the journal once their bytes are durable and their source is proven."""
 
     plan: Plan
     source: Checkpoint
@@ -245,7 +245,7 @@ class _Ledger:
     journal: Journal
 
     def record(self, finished: set[int]) -> None:
-        """Make rows durable, journal them, take them out of `finished`; unproven ones wait."""
+        """Make items durable, journal them, take them out of `finished`; unproven ones wait."""
         proven = {i for i in finished if self.source.proven([self.plan.rows[i].atom])}
         if proven:
             self.sink.sync()
@@ -253,7 +253,7 @@ class _Ledger:
             finished -= proven
 
     def prove(self) -> None:
-        """Prove what the rows were made from, where that is still open."""
+        """Hash the rest of a remote source, which proves the items made from it."""
         if self.source.remote is not None:
             self.source.remote.finish()
 
@@ -275,11 +275,11 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]
 
 def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
     """Return what one thread encodes with."""
-    return Worker(effort.device, plan.importance, prepared, effort.room)
+    return Worker(effort.device, plan.importance, prepared, effort.chunk_bytes)
 
 
-def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
-    """Read, encode and write one row."""
+def convert_item(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
+    """Read, encode and write one item."""
     value = open_value(source, row.atom, row.ops)
     try:
         _encode(value, row, sink, worker)

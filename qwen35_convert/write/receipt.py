@@ -1,4 +1,4 @@
-"""The receipt beside every artifact: what made it, from what, and what it is, by hash.
+"""The receipt beside every artifact: its recipe, its source and its files, by hash.
 
 It holds no time and no path of a machine: the same source and recipe give the same receipt.
 """
@@ -24,7 +24,7 @@ HASH_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a source came from on the hub; empty for a local folder.
+    """The repository and commit of a source on the hub; empty for a local folder.
 
     `hashes` maps the files that were fetched to their SHA-256, which was computed then.
     """

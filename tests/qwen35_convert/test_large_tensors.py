@@ -6,6 +6,7 @@ made of it is compared with what numpy reads at that place.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,7 @@ from quant.ggml.scheme import BLOCKS
 from qwen35_convert.containers.registry import expect, open_checkpoint
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run.items import Effort, Preparation, convert_row, make_worker
-from qwen35_convert.write import sink as sinks
+from qwen35_convert.run.items import Effort, Preparation, convert_item, make_worker
 from qwen35_convert.write.file_sink import FileSink
 from qwen35_convert.write.sink import FolderSink
 
@@ -86,7 +86,7 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
     worker, found = make_worker(plan, effort, Preparation(source)), {}
     for row in plan.rows:
         if f".experts.{LAST}." in row.atom.name:
-            convert_row(row, source, sink, worker)
+            convert_item(row, source, sink, worker)
             for output in row.outputs:
                 shard = next(s for s in plan.shards if output.name in {i.name for i in s.infos})
                 names = [info.name for info in shard.infos]
@@ -101,7 +101,7 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
 @pytest.fixture(autouse=True)
 def _sparse_output(monkeypatch):
     """Reserve nothing, so that a file of 8 GB takes no disk."""
-    monkeypatch.setattr(sinks, "_reserve", lambda *_: None)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
 
 
 def test_an_expert_beyond_4_gib_is_cut_out_by_value(tmp_path, source):

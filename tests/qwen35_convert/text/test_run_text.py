@@ -50,7 +50,7 @@ def test_a_seed_repeats_and_another_seed_differs(nano):
 
 @pytest.mark.parametrize("recipe", ["fp8-block", "fp8-channel", "fp8-block-hub", "bf16-split"])
 def test_every_artifact_generates(tmp_path, nano, recipe):
-    api.convert(nano, tmp_path / "out", read_recipe(recipe), verify=False)
+    api.convert(nano, tmp_path / "out", read_recipe(recipe), options=api.RunOptions(verify=False))
     text = text_of(tmp_path / "out")
     assert len(text) > 20
     if recipe == "bf16-split":
@@ -118,7 +118,12 @@ def test_a_dtype_that_is_none_is_refused(nano):
 
 
 def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
-    api.convert(nano, tmp_path / "out", read_recipe("bf16-split", ["mtp=drop"]), verify=False)
+    api.convert(
+        nano,
+        tmp_path / "out",
+        read_recipe("bf16-split", ["mtp=drop"]),
+        options=api.RunOptions(verify=False),
+    )
     command = [
         sys.executable,
         "-m",
