@@ -1,285 +1,243 @@
-"""Logits of a checkpoint of any size, one layer in memory at a time, and of two side by side.
+"""A checkpoint's layers, run one after another over texts; one layer is in memory at a time.
 
-    relative error after a layer   ||x_artifact - x_source|| / ||x_source||
-    KL(source || artifact)         sum_v p_v (log p_v - log q_v)   at each token
-    perplexity                     exp(-mean log p(next token))
+    x = embed[ids];   x = layer_i(x) for each i;   hidden = norm(x);   MTP head on hidden and ids
 
-Embedding rows are gathered from the mapped file; experts are decoded when tokens reach them; the
-head is applied to a strip of the vocabulary at a time, from which the sums behind each softmax are
-carried along in float64. KL is a small difference of large numbers there: float32 would leave 1e-6.
+The comparison of logits reads the residual stream after each layer. An observer sees the input of
+every linear by our names: the importance matrix sums its squares, a Hessian would sum x^T x.
+Embedding rows are gathered from the mapped file; on a CPU an expert is decoded when tokens reach
+it, once for all of them. Texts are packed in groups of about 2048 tokens for the mixers.
 
-Shape letters: N sequences, T tokens of each, R = N*T rows, H hidden size, V vocabulary.
+The MTP head sees the embedding of the next token and the state after the final norm, so for it each
+text is a token shorter.
+
+Shape letters: T packed tokens of all texts, H hidden size, K columns of a weight.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from formats.checkpoint import Checkpoint
-from formats.errors import FormatError
 from formats.family.config import Config
 from runtime.errors import RequestError
+from runtime.kernels.gemm_fp8 import Weight, linear
+from runtime.kernels.mlp import silu_mul
+from runtime.kernels.moe import MoeWeights, moe_block, route, router_logits
 from runtime.kernels.rmsnorm import add_rmsnorm, rmsnorm
 from runtime.load import Loader, check
-from runtime.model import Context, Layer, Mlp, feed_forward, mix
-from runtime.state import Batch, Pools, Room, Span, State
+from runtime.model import Attention, Context, Gdn, Layer, Mlp, attention_heads, rule_heads
+from runtime.state import Batch, Room, Span, State
 
+GROUP_TOKENS = 2048
+MLP_CELLS = 1 << 24
+GDN_IN = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
 Progress = Callable[[str], None]
 
-_MIXER_ROWS = 2048
-_MLP_ROWS = 1024
-_STRIP_CELLS = 1 << 20
+
+class Observer(Protocol):
+    """Sees what enters the linears of a walk."""
+
+    def observe(self, names: Sequence[str], x_TK: Tensor) -> None:
+        """Take an input [T, K] of the named weights, which share it.
+
+        A weight may get its tokens in several calls. T is 0 for an expert that no token reached.
+        """
 
 
-@dataclass(frozen=True)
-class LayerError:
-    """How far the residual stream of the artifact is from its source's after a layer."""
+class Walk:
+    """Texts on their way through a checkpoint.
 
-    layer: int
-    kind: str
-    relative_error: float
-
-
-@dataclass(frozen=True)
-class LogitsReport:
-    """How the artifact's predictions compare with its source's. KL is in nats per token."""
-
-    kl_mean: float
-    kl_p999: float
-    top1: float
-    ppl_source: float
-    ppl_artifact: float
-    tokens: int
-    layers: tuple[LayerError, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, for JSON."""
-        return asdict(self) | {"layers": [asdict(layer) for layer in self.layers]}
-
-
-@torch.inference_mode()
-def stream_layers(
-    checkpoint: Checkpoint, ids_NT: Tensor, *, device: torch.device | str, dtype: torch.dtype
-) -> Iterator[Tensor]:
-    """Yield the residual stream [R, H] after each layer; only that layer's weights are read.
-
-    FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
+    groups    for each group of texts its rows among the T tokens, and its context
+    observer  None: nobody looks, and nothing is spent on it
     """
-    check(checkpoint)
-    check_rows(ids_NT, checkpoint.config)
-    loader = _loader(checkpoint, device, dtype)
-    walk = _Walk.over(checkpoint.config, ids_NT, loader)
-    embed = loader.open("embed_tokens")
-    x = loader.rows(embed, ids_NT.flatten())
-    embed.release(0, len(embed.data))
-    for i, kind in enumerate(checkpoint.config.layer_types):
-        x = walk.through(x, loader.layer(i), kind)
-        yield x
 
+    def __init__(
+        self, loader: Loader, texts: Sequence[Tensor], observer: Observer | None = None
+    ) -> None:
+        self.loader, self.config, self.observer = loader, loader.config, observer
+        self.texts = texts
+        groups = _grouped([len(ids) for ids in texts])
+        self.groups = [(rows, self._context(lengths)) for rows, lengths in groups]
+        one_of_each = replace(self.config, layer_types=("linear_attention", "full_attention"))
+        sizes = [lengths for _, lengths in groups]
+        room = Room(max(map(len, sizes)), max(map(max, sizes)))
+        state = State.allocate(one_of_each, room, device=loader.device, dtype=loader.dtype)
+        self.pools = dict(zip((Gdn, Attention), state.pools(), strict=True))
 
-@torch.inference_mode()
-def stream_logits(
-    checkpoint: Checkpoint, ids_NT: Tensor, *, device: torch.device | str, dtype: torch.dtype
-) -> Iterator[Tensor]:
-    """Yield the logits of all rows in strips [R, some of V], one after another to the whole V."""
-    stream = stream_layers(checkpoint, ids_NT, device=device, dtype=dtype)
-    x = deque(stream, maxlen=1).pop()
-    yield from _strips(_loader(checkpoint, device, dtype), x)
+    @staticmethod
+    def over(
+        checkpoint: Checkpoint,
+        texts: Sequence[Tensor],
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        observer: Observer | None = None,
+    ) -> Walk:
+        """Return a walk of texts [T] of token ids, each of 2 at least.
 
+        FormatError if the checkpoint has problems, RequestError for other texts than that or ids
+        outside the vocabulary.
+        """
+        check(checkpoint)
+        check_texts(texts, checkpoint.config)
+        device = torch.device(device)
+        loader = Loader(checkpoint, device, dtype, lazy_experts=device.type == "cpu")
+        return Walk(loader, texts, observer)
 
-@torch.inference_mode()
-def compare_streams(
-    source: Checkpoint,
-    artifact: Checkpoint,
-    ids_NT: Tensor,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    progress: Progress = lambda _: None,
-) -> LogitsReport:
-    """Run both over the same tokens, layer by layer, and compare them.
+    @torch.inference_mode()
+    def residuals(self) -> Iterator[Tensor]:
+        """Yield the residual stream [T, H] after each layer; only that layer's weights are read."""
+        x = self._embedded()
+        for i in range(len(self.config.layer_types)):
+            x = self._through(x, self.loader.layer(i), f"layers.{i}.")
+            yield x
 
-    ids_NT  [N, T] token ids, each row a text of its own; T at least 2
+    @torch.inference_mode()
+    def hidden(self, x_TH: Tensor) -> Tensor:
+        """Return the final norm of the last residual stream [T, H]: the input of the head."""
+        hidden = rmsnorm(x_TH, self.loader.tensor("norm"), self.config.eps)
+        self._observe("", [self.head], hidden)
+        return hidden
 
-    FormatError if either has problems or they are not models of one shape.
-    """
-    _check_alike(source.config, artifact.config)
-    kinds = source.config.layer_types
-    streams = (stream_layers(one, ids_NT, device=device, dtype=dtype) for one in (source, artifact))
-    layers: list[LayerError] = []
-    ends: deque[tuple[Tensor, Tensor]] = deque(maxlen=1)
-    for x_source, x_artifact in zip(*streams, strict=True):
-        error = _relative_error(x_artifact, x_source)
-        layers.append(LayerError(len(layers), kinds[len(layers)], error))
-        ends.append((x_source, x_artifact))
-        progress(f"layer {len(layers)} of {len(kinds)}")
-    strips = (
-        _strips(_loader(one, device, dtype), x)
-        for one, x in zip((source, artifact), ends.pop(), strict=True)
-    )
-    return _report(ids_NT.to(device), zip(*strips, strict=True), tuple(layers))
+    @property
+    def head(self) -> str:
+        """Return the name of the head's weight, which is the embedding's if they are tied."""
+        return "embed_tokens" if self.loader.checkpoint.layout.tied else "lm_head"
 
+    @torch.inference_mode()
+    def mtp(self, hidden_TH: Tensor) -> Tensor:
+        """Return the residual stream [T - texts, H] after the MTP head's layer.
 
-def check_rows(ids_NT: Tensor, config: Config) -> None:
-    """Raise RequestError unless these are rows of at least two ids of the vocabulary."""
-    if ids_NT.ndim != 2 or ids_NT.shape[0] < 1 or ids_NT.shape[1] < 2:
-        raise RequestError(
-            f"token ids have shape {list(ids_NT.shape)}, expected rows of at least 2 tokens"
+        hidden_TH  from `hidden`
+        """
+        mtp, eps = self.loader.mtp(), self.config.eps
+        by_text = torch.split(hidden_TH, [len(ids) for ids in self.texts])
+        states = torch.cat([part[:-1] for part in by_text])
+        rest = Walk(self.loader, [ids[1:] for ids in self.texts], self.observer)
+        x = torch.cat(
+            [
+                rmsnorm(rest._embedded(), mtp.norm_embedding, eps),
+                rmsnorm(states, mtp.norm_hidden, eps),
+            ],
+            -1,
         )
-    low, high = int(ids_NT.min()), int(ids_NT.max())
+        self._observe("mtp.", ["fc"], x)
+        return rest._through(linear(x, mtp.fc), mtp.layer, "mtp.layers.0.")
+
+    def _context(self, lengths: Sequence[int]) -> Context:
+        spans = [Span([0] * length, 0, slot, -1) for slot, length in enumerate(lengths)]
+        batch = Batch.pack([], spans, self.loader.device)
+        return Context.of(self.config, batch, self.loader.dtype)
+
+    def _embedded(self) -> Tensor:
+        embed = self.loader.open("embed_tokens")
+        x = self.loader.rows(embed, torch.cat(list(self.texts)))
+        embed.release(0, len(embed.data))
+        return x
+
+    def _through(self, x: Tensor, layer: Layer, prefix: str) -> Tensor:
+        """Return the residual stream [T, H] after a layer."""
+        eps = self.config.eps
+        normed = rmsnorm(x, layer.input_norm, eps)
+        parts = [self._mix(normed[rows], layer.mixer, at, prefix) for rows, at in self.groups]
+        normed, x = add_rmsnorm(torch.cat(parts), x, layer.post_norm, eps)
+        return x + self._feed_forward(normed, layer.feed_forward, prefix + "mlp.")
+
+    def _mix(self, x: Tensor, w: Gdn | Attention, context: Context, prefix: str) -> Tensor:
+        if isinstance(w, Gdn):
+            prefix += "linear_attn."
+            self._observe(prefix, GDN_IN, x)
+            pools = self.pools[Gdn]
+            heads = rule_heads(linear(x, w.qkvz), linear(x, w.ba), w, pools, context).flatten(1)
+            self._observe(prefix, ["out_proj"], heads)
+        else:
+            prefix += "self_attn."
+            self._observe(prefix, QKV, x)
+            heads = attention_heads(linear(x, w.qkv), w, self.pools[Attention], context)
+            self._observe(prefix, ["o_proj"], heads)
+        return linear(heads, w.out)
+
+    def _feed_forward(self, x: Tensor, w: Mlp | MoeWeights, prefix: str) -> Tensor:
+        if isinstance(w, Mlp):
+            size = max(1, min(GROUP_TOKENS, MLP_CELLS // w.gate_up.shape[0]))
+            parts = [self._expert(part, w.gate_up, w.down, prefix) for part in torch.split(x, size)]
+            return torch.cat(parts)
+        if self.observer is None:  # all rows at once let each expert be decoded once
+            return moe_block(x, w, self.config.sizes["TOPK"])
+        return self._moe(x, w, prefix)
+
+    def _moe(self, x: Tensor, w: MoeWeights, prefix: str) -> Tensor:
+        """Return what `moe_block` returns, to rounding, expert by expert under observation."""
+        num_experts, k = self.config.sizes["E"], self.config.sizes["TOPK"]
+        router, gate, gate_up, down = _parted(w, num_experts)
+        self._observe(prefix, ["gate", "shared_expert_gate"], x)
+        weights, experts = route(router_logits(x, router), k)
+        shared = self._expert(x, gate_up, down, prefix + "shared_expert.")
+        out = torch.sigmoid(linear(x, gate)) * shared
+        for e in range(num_experts):
+            rows, place = (experts == e).nonzero(as_tuple=True)
+            name = f"{prefix}experts.{e}."
+            if len(rows):
+                expert = self._expert(x[rows], w.gate_up[e], w.down[e], name)
+                out.index_add_(0, rows, expert * weights[rows, place, None])
+            else:
+                self._observe_none(name)
+        return out
+
+    def _expert(self, x: Tensor, gate_up: Weight, down: Weight, prefix: str) -> Tensor:
+        self._observe(prefix, GATE_UP, x)
+        inner = silu_mul(linear(x, gate_up))
+        self._observe(prefix, ["down_proj"], inner)
+        return linear(inner, down)
+
+    def _observe_none(self, prefix: str) -> None:
+        """Let an expert be observed that no token reached."""
+        for names, size in ((GATE_UP, "H"), (("down_proj",), "F")):
+            self._observe(prefix, names, torch.zeros(0, self.config.sizes[size]))
+
+    def _observe(self, prefix: str, names: Sequence[str], x: Tensor) -> None:
+        if self.observer is not None:
+            self.observer.observe([prefix + name for name in names], x)
+
+
+def check_texts(texts: Sequence[Tensor], config: Config) -> None:
+    """Raise RequestError unless these are texts of at least two ids of the vocabulary."""
+    if not texts or any(ids.ndim != 1 or len(ids) < 2 for ids in texts):
+        shapes = [list(ids.shape) for ids in texts]
+        raise RequestError(f"token ids have shapes {shapes}, expected texts of 2 tokens at least")
+    low, high = min(int(ids.min()) for ids in texts), max(int(ids.max()) for ids in texts)
     if low < 0 or high >= config.sizes["V"]:
         raise RequestError(
             f"token ids reach from {low} to {high}, expected 0 to {config.sizes['V'] - 1}"
         )
 
 
-def _check_alike(source: Config, artifact: Config) -> None:
-    for what in ("H", "V"):
-        if source.sizes[what] != artifact.sizes[what]:
-            raise FormatError(
-                f"{artifact.fields[what]} is {artifact.sizes[what]}, "
-                f"expected the source's {source.sizes[what]}"
-            )
-    if source.layer_types != artifact.layer_types:
-        raise FormatError("layer_types are not those of the source")
+def _grouped(lengths: Sequence[int]) -> list[tuple[slice, list[int]]]:
+    """Part texts, in order, into groups of about 2048 tokens; return each one's rows, lengths."""
+    groups: list[tuple[slice, list[int]]] = []
+    stop = 0
+    for length in lengths:
+        start, stop = stop, stop + length
+        if groups and stop - groups[-1][0].start <= GROUP_TOKENS:
+            rows, others = groups.pop()
+            groups.append((slice(rows.start, stop), [*others, length]))
+        else:
+            groups.append((slice(start, stop), [length]))
+    return groups
 
 
-def _loader(checkpoint: Checkpoint, device: torch.device | str, dtype: torch.dtype) -> Loader:
-    device = torch.device(device)
-    return Loader(checkpoint, device, dtype, lazy_experts=device.type == "cpu")
-
-
-@dataclass(frozen=True)
-class _Walk:
-    """What every layer shares: the rows of groups of sequences, and pools for one group."""
-
-    config: Config
-    groups: list[tuple[slice, Context]]
-    pools: dict[str, Pools]
-
-    @staticmethod
-    def over(config: Config, ids_NT: Tensor, loader: Loader) -> _Walk:
-        num_sequences, length = ids_NT.shape
-        step = max(1, _MIXER_ROWS // length)
-        groups = []
-        for start in range(0, num_sequences, step):
-            count = min(step, num_sequences - start)
-            spans = [Span([0] * length, 0, slot, -1) for slot in range(count)]
-            batch = Batch.pack([], spans, loader.device)
-            rows = slice(start * length, (start + count) * length)
-            groups.append((rows, Context.of(config, batch, loader.dtype)))
-        one_of_each = replace(config, layer_types=tuple(dict.fromkeys(config.layer_types)))
-        room = Room(min(step, num_sequences), length)
-        state = State.allocate(one_of_each, room, device=loader.device, dtype=loader.dtype)
-        pools = dict(zip(one_of_each.layer_types, state.pools(), strict=True))
-        return _Walk(config, groups, pools)
-
-    def through(self, x: Tensor, layer: Layer, kind: str) -> Tensor:
-        """Return the residual stream [R, H] after a layer."""
-        eps = self.config.eps
-        normed = rmsnorm(x, layer.input_norm, eps)
-        mixed = torch.cat(
-            [
-                mix(normed[rows], layer.mixer, self.pools[kind], context)
-                for rows, context in self.groups
-            ]
-        )
-        normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps)
-        # all rows at once let each expert be decoded once
-        size = _MLP_ROWS if isinstance(layer.feed_forward, Mlp) else len(x)
-        parts = [
-            feed_forward(part, layer.feed_forward, self.config)
-            for part in torch.split(normed, size)
-        ]
-        return x + torch.cat(parts)
-
-
-def _strips(loader: Loader, x: Tensor) -> Iterator[Tensor]:
-    """Yield the logits [R, some of V] of a residual stream."""
-    hidden = rmsnorm(x, loader.tensor("norm"), loader.config.eps)
-    tied = loader.checkpoint.layout.tied
-    head = loader.open("embed_tokens" if tied else "lm_head")
-    width, step = head.shape[0], max(1, _STRIP_CELLS // max(hidden.shape))
-    for start in range(0, width, step):
-        stop = min(start + step, width)
-        yield hidden @ loader.strip(head, start, stop).T
-        head.release(start, stop)
-
-
-def _relative_error(ours: Tensor, theirs: Tensor) -> float:
-    norm = theirs.double().norm()
-    return float((ours.double() - theirs.double()).norm() / norm) if norm else 0.0
-
-
-class _Softmax:
-    """What is kept of one side's logits, carried in float64 from strip to strip of the vocabulary.
-
-    top, total  the largest logit and the sum of e^(logit - top), [R] each
-    best        the token of the largest logit
-    target      the logit of the token that comes next
-    """
-
-    def __init__(self, targets_R: Tensor) -> None:
-        self.targets = targets_R
-        self.top = torch.full(
-            targets_R.shape, -torch.inf, dtype=torch.float64, device=targets_R.device
-        )
-        self.total = torch.zeros_like(self.top)
-        self.target = torch.zeros_like(self.top)
-        self.best = torch.zeros_like(targets_R)
-
-    def take(self, strip: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Take logits [R, n] of tokens from `first`; return (shrink [R], powers [R, n]).
-
-        powers are e^(logit - top); sums of earlier powers are to be multiplied by shrink
-        """
-        highest, place = strip.max(-1)
-        self.best = torch.where(highest > self.top, first + place, self.best)
-        top = torch.maximum(self.top, highest)
-        shrink, powers = (self.top - top).exp(), (strip - top[:, None]).exp()
-        self.top, self.total = top, self.total * shrink + powers.sum(-1)
-        column, last = self.targets - first, strip.shape[1] - 1
-        picked = strip.gather(1, column.clamp(0, last)[:, None])[:, 0]
-        self.target = torch.where((column >= 0) & (column <= last), picked, self.target)
-        return shrink, powers
-
-    @property
-    def log_sum(self) -> Tensor:
-        """Return the logarithm of the sum of e^logit [R]."""
-        return self.top + self.total.log()
-
-
-def _report(
-    ids_NT: Tensor, pairs: Iterator[tuple[Tensor, Tensor]], layers: tuple[LayerError, ...]
-) -> LogitsReport:
-    """Carry both softmaxes through the strips; of `weighted` comes E_p[logit - other logit]."""
-    targets = ids_NT.roll(-1, 1).flatten().long()
-    source, artifact = _Softmax(targets), _Softmax(targets)
-    weighted, first = torch.zeros_like(source.total), 0
-    for p_strip, q_strip in pairs:
-        p, q = p_strip.double(), q_strip.double()
-        shrink, powers = source.take(p, first)
-        artifact.take(q, first)
-        weighted = weighted * shrink + (powers * (p - q)).sum(-1)
-        first += p.shape[1]
-    kl = (weighted / source.total - source.log_sum + artifact.log_sum).clamp(min=0)
-    return LogitsReport(
-        kl_mean=float(kl.mean()),
-        kl_p999=float(kl.quantile(0.999)),
-        top1=float((source.best == artifact.best).double().mean()),
-        ppl_source=_perplexity(source, ids_NT),
-        ppl_artifact=_perplexity(artifact, ids_NT),
-        tokens=ids_NT.numel(),
-        layers=layers,
-    )
-
-
-def _perplexity(side: _Softmax, ids_NT: Tensor) -> float:
-    loss_NT = (side.log_sum - side.target).view(ids_NT.shape)
-    return float(loss_NT[:, :-1].mean().exp())
+def _parted(w: MoeWeights, num_experts: int) -> tuple[Tensor, Tensor, Weight, Weight]:
+    """Return the router, and gate, gate_up and down of the shared expert, absorbed or not."""
+    if w.shared_gate is None:
+        router, gate = w.router[:num_experts].contiguous(), w.router[num_experts:]
+        return router, gate, w.gate_up[num_experts], w.down[num_experts]
+    assert w.shared_gate_up is not None, "a shared expert of its own has gate and up"
+    assert w.shared_down is not None, "a shared expert of its own has a down projection"
+    return w.router, w.shared_gate, w.shared_gate_up, w.shared_down

@@ -41,12 +41,12 @@ def check_logits(
     """Return what was measured, and a failure for each threshold that is not met."""
     import torch
 
-    from runtime.layerwise import compare_streams
+    from runtime.compare import compare_logits
 
     _give_large_tensors_back()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = token_rows(source, check.text)
-    report = compare_streams(
+    report = compare_logits(
         source,
         artifact,
         rows,

@@ -116,7 +116,7 @@ def test_the_mtp_head_sees_the_next_token_and_the_normed_state(tmp_path):
 def test_texts_do_not_see_each_other_and_groups_change_nothing(monkeypatch):
     checkpoint, texts = open_checkpoint(NANO), some_texts(2048, 30, 40, 25)
     together = collect(checkpoint, texts)
-    monkeypatch.setattr("runtime.imatrix.GROUP_TOKENS", 35)
+    monkeypatch.setattr("runtime.layerwise.GROUP_TOKENS", 35)
     apart = collect(checkpoint, texts)
     alone = [collect(checkpoint, [ids]) for ids in texts]
     for name, sums in together.sums.items():
@@ -127,7 +127,7 @@ def test_texts_do_not_see_each_other_and_groups_change_nothing(monkeypatch):
 def test_stacked_rows_follow_the_files_names_and_order():
     found = Imatrix(3)
     for name, value in (("e.1.up", 2.0), ("e.0.up", 1.0), ("out", 3.0)):
-        found.add([name], torch.tensor([[value, 0.0, 0.5]]))
+        found.observe([name], torch.tensor([[value, 0.0, 0.5]]))
     places = {"e.0.up": ("up_exps", 0), "e.1.up": ("up_exps", 1), "out": ("ssm_out", None)}
     swapped = torch.tensor([2, 0, 1])
     stacked = found.stacked(places.__getitem__, lambda n: swapped if n == "out" else None)

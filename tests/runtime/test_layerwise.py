@@ -1,244 +1,106 @@
-from __future__ import annotations
+"""The walk through a checkpoint: against the whole model, and what an observer sees of it."""
 
-import dataclasses
-import gc
-import json
-import weakref
+from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-import runtime.layerwise as stream_module
-from formats.errors import FormatError
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.errors import RequestError
-from runtime.layerwise import compare_streams, stream_layers, stream_logits
+from runtime.imatrix import collect
+from runtime.layerwise import Walk
 from runtime.load import Loader
-from tests.checkpoints import hub_config, make_weights, split_experts, write_checkpoint
-from tests.formats.layouts import to_fp8
-from tests.runtime.models import (
-    SHORT,
-    distance,
-    full,
-    load,
-    mean_kl,
-    needs_cuda,
-    some_ids,
-    text_ids,
-    write,
-)
+from tests.checkpoints import hub_config, make_weights, write_checkpoint
+from tests.runtime.models import distance, load, some_ids, write
 
 ON_CPU = {"device": "cpu", "dtype": torch.float32}
-P = "model.language_model."
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["dense", "moe"])
-def pair(request, tmp_path_factory):
-    """A source, the same in FP8, and three sequences of 30 tokens."""
-    config = hub_config(moe=request.param, hidden_size=256, **SHORT)
-    weights = make_weights(config)
-    folder = tmp_path_factory.mktemp("stream")
-    source = write_checkpoint(folder / "source", config, weights)
-    artifact = write_checkpoint(folder / "fp8", config, to_fp8(weights))
-    ids = torch.tensor(some_ids(90, load(source))).view(3, 30)
-    return source, artifact, ids
+class Hessians:
+    """What GPTQ needs: x^T x of every linear, and how often each was called."""
+
+    def __init__(self):
+        self.sums, self.rows = {}, {}
+
+    def observe(self, names, x_TK):
+        for name in names:
+            self.sums[name] = self.sums.get(name, 0) + x_TK.double().T @ x_TK.double()
+            self.rows[name] = self.rows.get(name, 0) + len(x_TK)
 
 
-def opened(*folders):
-    return [open_checkpoint(folder) for folder in folders]
+@pytest.fixture(scope="module", params=["dense", "moe", "absorbed"])
+def case(request, tmp_path_factory):
+    """A checkpoint and three texts; in "absorbed" the shared expert is of the experts' size."""
+    moe = request.param != "dense"
+    same = {"shared_expert_intermediate_size": 40} if request.param == "absorbed" else {}
+    config = hub_config(moe=moe, sizes="ragged", **same)
+    folder = write_checkpoint(tmp_path_factory.mktemp("walk"), config, make_weights(config))
+    ids = torch.tensor(some_ids(70, load(folder)))
+    return open_checkpoint(folder), list(ids.split([40, 2, 28]))
 
 
-def compared(source, artifact, ids):
-    return compare_streams(*opened(source, artifact), ids, **ON_CPU)
+def walked(checkpoint, texts, observer=None):
+    return list(Walk.over(checkpoint, texts, **ON_CPU, observer=observer).residuals())
 
 
-def logits_of(folder, ids):
-    model = load(folder)
-    return torch.cat([full(model, row.tolist()) for row in ids])
+def test_texts_of_any_length_are_walked_as_each_is_alone(case):
+    checkpoint, texts = case
+    together = walked(checkpoint, texts)
+    alone = [walked(checkpoint, [ids]) for ids in texts]
+    for layer, x in enumerate(together):
+        assert distance(x, torch.cat([one[layer] for one in alone])) < 1e-5
 
 
-def test_streamed_logits_are_those_of_the_whole_model(pair):
-    source, _, ids = pair
-    got = torch.cat(list(stream_logits(*opened(source), ids, **ON_CPU)), -1)
-    assert distance(got, logits_of(source, ids)) < 1e-5
+def test_looking_does_not_change_what_is_seen(case):
+    checkpoint, texts = case
+    for x, observed in zip(
+        walked(checkpoint, texts), walked(checkpoint, texts, Hessians()), strict=True
+    ):
+        assert distance(observed, x) < 1e-6
 
 
-def test_a_checkpoint_compared_with_itself_shows_nothing(pair):
-    source, _, ids = pair
-    report = compared(source, source, ids)
-    assert report.kl_mean <= 1e-9
-    assert report.kl_p999 <= 1e-9
-    assert report.top1 == 1
-    assert report.ppl_source == report.ppl_artifact
-    assert report.tokens == 90
-    assert [(layer.layer, layer.kind, layer.relative_error) for layer in report.layers] == [
-        (0, "linear_attention", 0),
-        (1, "full_attention", 0),
-        (2, "linear_attention", 0),
-    ]
+def test_an_observer_can_sum_what_gptq_needs(case):
+    """The diagonal of x^T x is a row of the importance matrix."""
+    checkpoint, texts = case
+    hessians, imatrix = Hessians(), collect(checkpoint, texts)
+    walk = Walk.over(checkpoint, texts, **ON_CPU, observer=hessians)
+    *_, x = walk.residuals()
+    walk.mtp(walk.hidden(x))
+    assert hessians.sums.keys() == imatrix.sums.keys()
+    assert hessians.rows == imatrix.counts
+    for name, sums in imatrix.sums.items():
+        torch.testing.assert_close(hessians.sums[name].diagonal(), sums)
 
 
-def test_another_layout_of_the_same_weights_shows_nothing(tmp_path):
-    config = hub_config(moe=True, sizes="ragged", **SHORT)
-    weights = make_weights(config)
-    fused = write_checkpoint(tmp_path / "fused", config, weights)
-    split = write_checkpoint(tmp_path / "split", config, split_experts(weights))
-    report = compared(fused, split, torch.tensor([some_ids(40, load(fused))]))
-    assert report.kl_mean <= 1e-9
-    assert all(layer.relative_error == 0 for layer in report.layers)
-
-
-def test_the_report_is_what_whole_logits_give(pair):
-    source, artifact, ids = pair
-    report = compared(source, artifact, ids)
-    p, q = logits_of(source, ids), logits_of(artifact, ids)
-    assert report.kl_mean == pytest.approx(mean_kl(p, q), rel=1e-3)
-    assert report.kl_mean > 0
-    log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
-    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
-    assert report.kl_p999 == pytest.approx(kl.quantile(0.999).item(), rel=1e-2)
-    assert report.top1 == (p.argmax(-1) == q.argmax(-1)).double().mean().item()
-    for logits, ppl in ((p, report.ppl_source), (q, report.ppl_artifact)):
-        steps = logits.view(3, 30, -1)[:, :-1].flatten(0, 1).double()
-        loss = F.cross_entropy(steps, ids[:, 1:].flatten())
-        assert ppl == pytest.approx(loss.exp().item(), rel=1e-6)
-
-
-def test_errors_grow_from_the_layer_that_has_them(tmp_path):
-    """gate and up of layer 1 in each other's place: right shapes, wrong from there on."""
-    config = hub_config(sizes="ragged", **SHORT)
-    weights = make_weights(config)
-    source = write_checkpoint(tmp_path / "source", config, weights)
-    gate, up = (f"{P}layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
-    swapped = weights | {gate: weights[up], up: weights[gate]}
-    wrong = write_checkpoint(tmp_path / "wrong", config, swapped)
-    report = compared(source, wrong, torch.tensor([some_ids(40, load(source))]))
-    errors = [layer.relative_error for layer in report.layers]
-    assert errors[0] == 0
-    assert min(errors[1:]) > 1e-3
-
-
-@pytest.mark.parametrize("limit", ["_STRIP_CELLS", "_MIXER_ROWS", "_MLP_ROWS"])
-def test_the_size_of_the_pieces_does_not_matter(pair, monkeypatch, limit):
-    source, artifact, ids = pair
-    expected = compared(source, artifact, ids)
-    monkeypatch.setattr(stream_module, limit, 40 if limit != "_STRIP_CELLS" else 40 * 256)
-    report = compared(source, artifact, ids)
-    assert report.kl_mean == pytest.approx(expected.kl_mean, rel=1e-3)
-    assert report.ppl_artifact == pytest.approx(expected.ppl_artifact, rel=1e-6)
-    for ours, theirs in zip(report.layers, expected.layers, strict=True):
-        assert ours.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
-
-
-def test_one_layer_of_each_is_in_memory_at_a_time(pair, monkeypatch):
-    source, artifact, ids = pair
-    loaded, most = [], 0
-    original = Loader.layer
-
-    def spy(self, i):
-        nonlocal most
-        layer = original(self, i)
-        loaded.append(weakref.ref(layer))
-        gc.collect()
-        most = max(most, sum(ref() is not None for ref in loaded))
-        return layer
-
-    monkeypatch.setattr(Loader, "layer", spy)
-    compared(source, artifact, ids)
-    assert len(loaded) == 6
-    assert most <= 2
-
-
-def test_embedding_and_head_are_never_whole(pair, monkeypatch):
-    source, artifact, ids = pair
-    monkeypatch.setattr(stream_module, "_STRIP_CELLS", 256 * 10)
-    whole, widest = [], 0
-    tensor, strip = Loader.tensor, Loader.strip
-
-    def count_rows(self, value, start, stop):
-        nonlocal widest
-        part = strip(self, value, start, stop)
-        widest = max(widest, len(part))
-        return part
-
-    monkeypatch.setattr(Loader, "strip", count_rows)
-    monkeypatch.setattr(Loader, "tensor", lambda self, *n: whole.extend(n) or tensor(self, *n))
-    compared(source, artifact, ids)
-    assert widest == 10
-    assert not {"embed_tokens", "lm_head"} & set(whole)
+def test_every_linear_of_the_layers_is_observed(case):
+    checkpoint, texts = case
+    hessians = Hessians()
+    walked(checkpoint, texts, hessians)
+    atoms = checkpoint.layout.atoms
+    linears = {name for name in atoms if name.startswith("layers.") and len(atoms[name].shape) == 2}
+    assert set(hessians.sums) == linears
+    for name, sums in hessians.sums.items():
+        assert sums.shape == (atoms[name].shape[1],) * 2
 
 
 def test_experts_without_tokens_are_not_read(tmp_path, monkeypatch):
     folder = write(tmp_path, moe=True, num_experts_per_tok=1)
-    asked = []
+    read = []
     linear = Loader.linear
-    monkeypatch.setattr(Loader, "linear", lambda self, *n: asked.extend(n) or linear(self, *n))
-    for _ in stream_layers(*opened(folder), torch.tensor([[3, 4]]), **ON_CPU):
-        pass
-    experts = {name for name in asked if name.startswith("layers.0.mlp.experts.")}
+    monkeypatch.setattr(Loader, "linear", lambda self, *n: read.extend(n) or linear(self, *n))
+    walked(open_checkpoint(folder), [torch.tensor([3, 4])])
+    experts = {name for name in read if name.startswith("layers.0.mlp.experts.")}
     assert 3 <= len(experts) <= 6
 
 
-def test_the_trained_model_predicts_its_text(nano):
-    ids = torch.tensor(text_ids(nano, 256)).view(2, 128)
-    report = compared(nano, nano, ids)
-    assert report.kl_mean <= 1e-9
-    assert report.ppl_source < 100
-    logits = logits_of(nano, ids).view(2, 128, -1)[:, :-1].flatten(0, 1)
-    loss = F.cross_entropy(logits.double(), ids[:, 1:].flatten())
-    assert report.ppl_source == pytest.approx(loss.exp().item(), rel=1e-5)
+@pytest.mark.parametrize("texts", [[], [torch.tensor([1])], [torch.tensor([[1, 2]])]])
+def test_texts_of_less_than_two_tokens_are_refused(case, texts):
+    with pytest.raises(RequestError, match="expected texts of 2 tokens at least"):
+        walked(case[0], texts)
 
 
-def test_the_report_is_plain_json(pair):
-    source, artifact, ids = pair
-    report = compared(source, artifact, ids)
-    read = json.loads(json.dumps(report.as_dict()))
-    assert read.keys() == {field.name for field in dataclasses.fields(report)}
-    assert read["layers"][1].keys() == {"layer", "kind", "relative_error"}
-
-
-def test_progress_names_every_layer(pair):
-    source, artifact, ids = pair
-    said = []
-    compare_streams(*opened(source, artifact), ids, **ON_CPU, progress=said.append)
-    assert said == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
-
-
-@pytest.mark.parametrize(
-    ("ids", "says"),
-    [
-        ([[1], [2]], r"shape \[2, 1\], expected rows of at least 2"),
-        ([1, 2, 3], r"shape \[3\]"),
-        ([[1, 256]], "reach from 1 to 256, expected 0 to 255"),
-        ([[-1, 5]], "reach from -1 to 5"),
-    ],
-)
-def test_ids_outside_the_vocabulary_are_refused(pair, ids, says):
-    source, _, _ = pair
-    with pytest.raises(RequestError, match=says):
-        compared(source, source, torch.tensor(ids))
-
-
-def test_models_of_different_shapes_are_refused(tmp_path):
-    ids = torch.tensor([[1, 2, 3]])
-    one = write(tmp_path / "one")
-    with pytest.raises(FormatError, match="hidden_size is 64, expected the source's 96"):
-        compared(one, write(tmp_path / "narrow", hidden_size=64), ids)
-    kinds = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
-    with pytest.raises(FormatError, match="layer_types are not those of the source"):
-        compared(one, write(tmp_path / "short", **kinds), ids)
-
-
-@pytest.mark.gpu
-@needs_cuda
-def test_a_gpu_reports_what_a_cpu_reports(pair):
-    source, artifact, ids = pair
-    expected = compared(source, artifact, ids)
-    on_gpu = {"device": "cuda", "dtype": torch.float32}
-    report = compare_streams(*opened(source, artifact), ids, **on_gpu)
-    assert report.kl_mean == pytest.approx(expected.kl_mean, rel=1e-3)
-    assert report.ppl_artifact == pytest.approx(expected.ppl_artifact, rel=1e-5)
-    for ours, theirs in zip(report.layers, expected.layers, strict=True):
-        assert ours.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
-    assert compare_streams(*opened(source, source), ids, **on_gpu).kl_mean <= 1e-9
+def test_ids_outside_the_vocabulary_are_refused(case):
+    checkpoint, _ = case
+    size = checkpoint.config.sizes["V"]
+    with pytest.raises(RequestError, match=f"reach from 1 to {size}, expected 0 to {size - 1}"):
+        walked(checkpoint, [torch.tensor([1, 2]), torch.tensor([1, size])])
