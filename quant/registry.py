@@ -26,6 +26,12 @@ RECOGNISERS: list[Recogniser] = [*FORMS, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
 
+def register(scheme: Scheme) -> None:
+    """Add a scheme: recipes may name it, and folders may hold it."""
+    SCHEMES[scheme.name] = scheme
+    RECOGNISERS.insert(0, scheme)
+
+
 def get_scheme(name: str, scale: str = "pow2") -> Scheme:
     """Return the scheme of that name, with scales of this type where it has any.
 

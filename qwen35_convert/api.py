@@ -23,11 +23,11 @@ from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeE
 from qwen35_convert.failure import Failure
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
+from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.run.memory import fit_verification
-from qwen35_convert.run.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT

@@ -21,12 +21,12 @@ from quant.errors import QuantError
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
+from qwen35_convert.options import RunOptions, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import ignore, items_bar, notice, quiet
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.items import Effort
-from qwen35_convert.run.options import RunOptions, Share
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.write.journal import Journal
@@ -176,7 +176,7 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
 
 
 def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[], None]]:
-    todo = len(job.plan.rows) - len(journal.done)
+    todo = len(job.plan.items) - len(journal.done)
     return items_bar(todo, "convert") if job.options.progress else quiet()
 
 
@@ -186,7 +186,7 @@ def _describe_far(job: Job) -> dict[str, Any]:
     if source.remote is None:
         return {}
     far = [path for path in plan.read_files(source) if source.is_far(path)]
-    return source.remote.describe(far, source.files_of(row.atom for row in plan.rows))
+    return source.remote.describe(far, source.files_of(row.atom for row in plan.items))
 
 
 def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:

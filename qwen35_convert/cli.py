@@ -31,8 +31,8 @@ from qwen35_convert.cli_options import (
     parse_limit,
     parse_numbers,
 )
-from qwen35_convert.run.options import DEFAULTS as RUN
-from qwen35_convert.run.options import RunOptions
+from qwen35_convert.options import DEFAULTS as RUN
+from qwen35_convert.options import RunOptions
 
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from qwen35_convert.run.options import Limit
+    from qwen35_convert.options import Limit
 
 DEFAULT_MEMORY = 600 * 10**6
 MAX_DIGITS = 9
@@ -58,8 +58,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def parse_limit(size: str | None) -> Limit:
     """Return the limit that `600MB` sets; without one, the default, which may be exceeded."""
     from qwen35_convert.errors import RecipeError
+    from qwen35_convert.options import Limit
     from qwen35_convert.recipe import parse_size
-    from qwen35_convert.run.options import Limit
 
     try:
         return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))

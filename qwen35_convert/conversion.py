@@ -10,10 +10,10 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, digest_of, write_artifact
 from qwen35_convert.containers.registry import container_for, expect
+from qwen35_convert.options import RunOptions
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import open_executor
 from qwen35_convert.run.memory import fit_memory
-from qwen35_convert.run.options import RunOptions
 from qwen35_convert.verification.logits import token_rows
 from qwen35_convert.write.receipt import Origin
 

@@ -64,10 +64,10 @@ def plan_text(plan: Plan) -> str:
 
 def _by_role(plan: Plan) -> dict[tuple[str, str, str, str], _Line]:
     table: dict[tuple[str, str, str, str], _Line] = defaultdict(_Line)
-    for row in plan.rows:
-        line = table[row.atom.role, row.atom.dtype, row.scheme.name, row.reason]
+    for item in plan.items:
+        line = table[item.atom.role, item.atom.dtype, item.scheme.name, item.reason]
         line.tensors += 1
-        line.after += sum(output.nbytes for output in row.outputs)
+        line.after += sum(output.nbytes for output in item.outputs)
     return table
 
 
@@ -78,16 +78,16 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
         "files": {shard.name: shard.nbytes for shard in plan.shards},
         "rows": [
             {
-                "name": row.atom.name,
-                "role": row.atom.role,
-                "source": row.atom.stored,
-                "dtype": row.atom.dtype,
-                "shape": list(row.atom.shape),
-                "scheme": row.scheme.name,
-                "reason": row.reason,
-                "outputs": [output.name for output in row.outputs],
+                "name": item.atom.name,
+                "role": item.atom.role,
+                "source": item.atom.stored,
+                "dtype": item.atom.dtype,
+                "shape": list(item.atom.shape),
+                "scheme": item.scheme.name,
+                "reason": item.reason,
+                "outputs": [output.name for output in item.outputs],
             }
-            for row in plan.rows
+            for item in plan.items
         ],
         "dropped": plan.dropped,
         "notes": list(plan.notes),

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from formats.family.config import Config
+from formats.family.names import rename
 from formats.family.ops import AddOne, Op, Permute, Shape
 from formats.family.rules import Slot, template
-from formats.safetensors.names import rename
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 

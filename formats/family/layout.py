@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 from formats.family.config import Config
 from formats.family.dialects import HUB_DIALECT, MLX, Dialect, dialect_of
+from formats.family.names import FP32_HOLDER, HUB, TEXT, leftover, rename
 from formats.family.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
 from formats.family.roles import ROLES
 from formats.family.rules import EXPERTS_FUSED, RULES, Form, Slot, family, template
-from formats.safetensors.names import FP32_HOLDER, HUB, TEXT, leftover, rename
 from formats.stored import Problem, Recogniser, StoredForm, StoredWeight
 from formats.tensor import TensorInfo
 

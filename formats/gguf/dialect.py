@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from formats.family.config import Config
+from formats.family.names import rename
 from formats.family.ops import Op, Shape, Squeeze, Unsqueeze
 from formats.family.rules import Slot
 from formats.gguf.names import FUSED_EXPERTS, hub_name, ops_from_gguf
-from formats.safetensors.names import rename
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 

@@ -16,9 +16,9 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config, read_config
 from formats.family.layout import recognise
+from formats.family.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
-from formats.safetensors.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.stored import Recogniser
 
 CONTAINER = "safetensors"

@@ -14,10 +14,11 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.work import Work, count_work
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import check_device
 from qwen35_convert.recipe import BenchSweep
-from qwen35_convert.run.options import check_device
 from qwen35_convert.write.receipt import version
 
 if TYPE_CHECKING:
@@ -54,25 +55,6 @@ class Sweep:
             wrong = next((v for v in values if not 1 <= v <= LONGEST), None)
             if wrong is not None:
                 raise RecipeError(name, f"is {wrong}", f"1 to {LONGEST}")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured step. `floor_ms` is None on a machine whose limits are not known."""
-
-    what: str
-    batch: int
-    tokens: int
-    ms: float
-    eager_ms: float | None
-    tokens_per_s: float
-    bytes_moved: float
-    flops: float
-    floor_ms: float | None
-    fraction_of_floor: float | None
-    peak_memory: int | None
-    device: str
-    peer_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import MissingError, RecipeError
-from qwen35_convert.run.options import check_choice
+from qwen35_convert.options import check_choice
 
 if TYPE_CHECKING:
-    from qwen35_convert.benchmarking.bench import Point
+    from qwen35_convert.benchmarking.point import Point
 
 REPEAT = 3
 PACKAGES = {"fla": "flash-linear-attention"}  # modules whose package has another name

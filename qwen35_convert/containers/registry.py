@@ -14,10 +14,21 @@ from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.select import check_convertible
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe import FORMATS, Format, Recipe
 
 # A path is offered to each in turn; the folder takes what is left.
 CONTAINERS: dict[str, Container] = {one.name: one for one in (GgufFiles(), SafetensorsFolder())}
+
+
+def register(container: Container, form: Format) -> None:
+    """Add a kind of artifact; it is asked before those that are there, by its name and by paths.
+
+    form  what a recipe of this format may say
+    """
+    others = {name: one for name, one in CONTAINERS.items() if name != container.name}
+    CONTAINERS.clear()
+    CONTAINERS.update({container.name: container} | others)
+    FORMATS[container.name] = form
 
 
 def container_for(path: Path) -> Container:

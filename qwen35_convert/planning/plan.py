@@ -1,6 +1,6 @@
-"""The plan: every row of the job, made before a weight is read and before a byte is written.
+"""The plan: the whole artifact and every item of the job, before a weight is read.
 
-A row is independent of every other and may be run twice, which gives workers and resume. A plan
+An item is independent of every other and may be run twice, which gives workers and resume. A plan
 is pure: the same source and recipe give the same plan, and its `digest` ties a journal to both.
 """
 
@@ -38,7 +38,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Item:
     """The unit of streaming: one atom, the scheme it gets, its outputs.
 
     ops  what is done to its values before they are encoded: the transforms of GGUF
@@ -74,7 +74,7 @@ class Plan:
 
     container: str
     recipe: Recipe
-    rows: tuple[Row, ...]
+    items: tuple[Item, ...]
     shards: tuple[Shard, ...]
     dropped: dict[str, int]
     notes: tuple[str, ...] = ()
@@ -94,15 +94,15 @@ class Plan:
 
     def schemes(self) -> dict[str, Scheme]:
         """Return the schemes in use by name: what is kept and cast, too."""
-        return {row.scheme.name: row.scheme for row in self.rows}
+        return {item.scheme.name: item.scheme for item in self.items}
 
     def read_files(self, source: Checkpoint) -> list[Path]:
-        """Every file of the source that the rows are made from; of a slice not all of them."""
+        """Every file of the source that the items are made from; of a slice not all of them."""
         imatrix = self.recipe.quantize.imatrix
         more = [Path(imatrix)] if imatrix else []
         if self.recipe.only is None:
             return source.read_files() + more
-        return source.files_of(row.atom for row in self.rows) + more
+        return source.files_of(item.atom for item in self.items) + more
 
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.run.items import Effort, run
-from qwen35_convert.run.options import RunOptions
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 

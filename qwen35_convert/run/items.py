@@ -25,7 +25,7 @@ from quant.errors import QuantError
 from quant.plain import PLAIN_TYPES
 from quant.scheme import Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
-from qwen35_convert.planning.plan import Plan, Row
+from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 
@@ -68,15 +68,15 @@ class Worker:
     chunk_bytes: int = CHUNK_BYTES
     _codes: Tensor | None = None
 
-    def encode(self, row: Row, w: Tensor, prepared: object) -> dict[str, Tensor]:
+    def encode(self, item: Item, w: Tensor, prepared: object) -> dict[str, Tensor]:
         """Return what a scheme stores of some rows of an atom."""
-        importance, scheme = self.importance.get(row.atom.name), row.scheme
+        importance, scheme = self.importance.get(item.atom.name), item.scheme
         if self.device != "cpu" and scheme.name in KERNELS and importance is None:
             from quant.fp8.reference import check_finite
             from runtime.kernels.k_quants import encode_k
 
             check_finite(w)
-            return {row.outputs[0].key: encode_k(scheme.name.upper(), w)}
+            return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}
         return scheme.encode(w, prepared, importance, self._memory(scheme, w.shape))
 
     def _memory(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
@@ -101,21 +101,21 @@ class Preparation:
         self._known: dict[tuple[str, str], object] = {}
         self._lock = threading.Lock()
 
-    def of(self, row: Row) -> object:
-        """Return what the row's scheme must know; the first row of a matrix reads all of it."""
-        key = row.scheme.name, row.atom.matrix
+    def of(self, item: Item) -> object:
+        """Return what the item's scheme must know; the first item of a matrix reads all of it."""
+        key = item.scheme.name, item.atom.matrix
         with self._lock:
             if key in self._known:
                 return self._known[key]
-            known = row.scheme.prepare(self._values(row))
+            known = item.scheme.prepare(self._values(item))
             if known is not None:  # most schemes must know nothing, and there are many matrices
                 self._known[key] = known
             return known
 
-    def _values(self, row: Row) -> Iterator[Tensor]:
-        """Yield the rows of every weight of a row's matrix."""
-        for atom in self._matrices[row.atom.matrix]:
-            value = open_value(self._source, atom, row.ops)
+    def _values(self, item: Item) -> Iterator[Tensor]:
+        """Yield the rows of every weight of an item's matrix."""
+        for atom in self._matrices[item.atom.matrix]:
+            value = open_value(self._source, atom, item.ops)
             for start, stop in value.chunks(1):
                 yield value.rows(start, stop)
                 value.release(start, stop)
@@ -187,9 +187,9 @@ def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]
     """Return the items that are not in the journal, in the order of the source's bytes."""
 
     def position(index: int) -> tuple[str, int, int]:
-        return *source.position(plan.rows[index].atom.stored), index
+        return *source.position(plan.items[index].atom.stored), index
 
-    return sorted((i for i in range(len(plan.rows)) if i not in journal.done), key=position)
+    return sorted((i for i in range(len(plan.items)) if i not in journal.done), key=position)
 
 
 class _Work:
@@ -221,7 +221,7 @@ class _Work:
                     index = next(self._pending, None)
                 if index is None:
                     return
-                convert_item(self._plan.rows[index], self._source, self._sink, worker)
+                convert_item(self._plan.items[index], self._source, self._sink, worker)
                 self._hand_over(index)
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
@@ -246,7 +246,7 @@ class _Ledger:
 
     def record(self, finished: set[int]) -> None:
         """Make items durable, journal them, take them out of `finished`; unproven ones wait."""
-        proven = {i for i in finished if self.source.proven([self.plan.rows[i].atom])}
+        proven = {i for i in finished if self.source.proven([self.plan.items[i].atom])}
         if proven:
             self.sink.sync()
             self.journal.append(proven)
@@ -278,24 +278,24 @@ def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
     return Worker(effort.device, plan.importance, prepared, effort.chunk_bytes)
 
 
-def convert_item(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
+def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
     """Read, encode and write one item."""
-    value = open_value(source, row.atom, row.ops)
+    value = open_value(source, item.atom, item.ops)
     try:
-        _encode(value, row, sink, worker)
+        _encode(value, item, sink, worker)
     except QuantError as failure:
-        raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
+        raise QuantError(f"{item.atom.stored} ({item.atom.name}): {failure}") from None
 
 
-def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
-    scheme, prepared = row.scheme, worker.prepared.of(row)
-    offsets = {output.key: output.offset for output in row.outputs}
-    names = {output.key: output.name for output in row.outputs}
+def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:
+    scheme, prepared = item.scheme, worker.prepared.of(item)
+    offsets = {output.key: output.offset for output in item.outputs}
+    names = {output.key: output.name for output in item.outputs}
     whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
     held = scheme.cost(moved=True).write
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
-        for key, tensor in worker.encode(row, w, prepared).items():
+        for key, tensor in worker.encode(item, w, prepared).items():
             data = as_bytes(tensor)
             sink.write(names[key], offsets[key], data)
             offsets[key] += 0 if key in whole else data.nbytes

@@ -28,8 +28,8 @@ from formats.family.ops import VIEWS
 from quant.scheme import Scheme
 from quant.stored import CHUNK_BYTES, each_row, scheme_of
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Plan, Row
-from qwen35_convert.run.options import Limit, Share
+from qwen35_convert.options import Limit, Share
+from qwen35_convert.planning.plan import Item, Plan
 
 SHARE = 0.75
 MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
@@ -112,15 +112,15 @@ def warm(scheme: Scheme, *, verify: bool) -> None:
 
 
 def _least(plan: Plan, source: Checkpoint) -> int:
-    return max(_least_of(row, source) for row in plan.rows)
+    return max(_least_of(item, source) for item in plan.items)
 
 
-def _least_of(row: Row, source: Checkpoint) -> int:
-    """Return the bytes of a row's smallest chunk."""
-    moved = bool(row.ops) or not all(isinstance(op, VIEWS) for op in row.atom.ops)
-    cost = scheme_of(row.atom).cost(moved=moved).read + row.scheme.cost(moved=moved).write
-    count = min(row.scheme.row_multiple, *row.atom.shape[:1])
-    return count * prod(row.atom.shape[1:]) * cost
+def _least_of(item: Item, source: Checkpoint) -> int:
+    """Return the bytes of an item's smallest chunk."""
+    moved = bool(item.ops) or not all(isinstance(op, VIEWS) for op in item.atom.ops)
+    cost = scheme_of(item.atom).cost(moved=moved).read + item.scheme.cost(moved=moved).write
+    count = min(item.scheme.row_multiple, *item.atom.shape[:1])
+    return count * prod(item.atom.shape[1:]) * cost
 
 
 def _kept(plan: Plan) -> int:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import MissingError, OutputError
+from qwen35_convert.options import MAX_DEFAULT_WORKERS, Limit
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.run.items import Effort, in_file_order
-from qwen35_convert.run.options import MAX_DEFAULT_WORKERS, Limit
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import version
@@ -130,7 +130,7 @@ def _batches(plan: Plan, source: Checkpoint, journal: Journal) -> Iterator[Batch
     batch, size = Batch(), 0
     for index in in_file_order(plan, source, journal):
         batch.items.append(index)
-        size += sum(output.nbytes for output in plan.rows[index].outputs)
+        size += sum(output.nbytes for output in plan.items[index].outputs)
         if size >= BATCH_BYTES:
             yield batch
             batch, size = Batch(), 0

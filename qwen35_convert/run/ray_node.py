@@ -16,11 +16,11 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.items import Effort, convert_items
 from qwen35_convert.run.memory import fit_memory
-from qwen35_convert.run.options import Limit, Share
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, read_mark
 

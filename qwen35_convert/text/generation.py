@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.run.options import check_choice
+from qwen35_convert.options import check_choice
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 
 if TYPE_CHECKING:

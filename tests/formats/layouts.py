@@ -12,9 +12,9 @@ import torch
 
 from formats.family.config import read_config
 from formats.family.layout import Layout, recognise
+from formats.family.names import normalise
 from formats.family.rules import RULES, template
 from formats.safetensors.file import TORCH_NAMES
-from formats.safetensors.names import normalise
 from formats.tensor import TensorInfo
 from quant.registry import RECOGNISERS
 from tests.checkpoints import Weights, split_experts

@@ -383,7 +383,7 @@ def test_a_mixture_of_schemes_is_written_as_compressed_tensors(tmp_path):
 
 def test_shapes_a_loader_cannot_take_stay_bf16_and_the_plan_says_why(tmp_path):
     plan = api.plan(dense(tmp_path / "in", sizes="ragged"), read_recipe("fp8-block"))
-    down = next(row for row in plan.rows if row.atom.name == "layers.0.mlp.down_proj")
+    down = next(row for row in plan.items if row.atom.name == "layers.0.mlp.down_proj")
     assert down.scheme.name == "keep"
     assert "128" in down.reason
 

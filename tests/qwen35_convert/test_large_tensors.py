@@ -84,7 +84,7 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
     sink.create()
     effort = Effort(1, "cpu", lambda: None)
     worker, found = make_worker(plan, effort, Preparation(source)), {}
-    for row in plan.rows:
+    for row in plan.items:
         if f".experts.{LAST}." in row.atom.name:
             convert_item(row, source, sink, worker)
             for output in row.outputs:
@@ -120,7 +120,7 @@ def test_an_expert_beyond_4_gib_is_cut_out_by_value(tmp_path, source):
 
 def test_an_expert_is_put_beyond_4_gib_of_a_folder_and_of_a_gguf_file(tmp_path, source):
     fused = expect(source, read_recipe("bf16-split", ["experts=fused"]), Path("m"))
-    outputs = [output for row in fused.rows for output in row.outputs]
+    outputs = [output for row in fused.items for output in row.outputs]
     assert max(output.offset for output in outputs) > 2**32
     found = write_last(fused, source, FolderSink(tmp_path / "out", fused.shards))
     for projection, data in found.items():
@@ -135,7 +135,7 @@ def test_a_gguf_file_over_4_gib_is_written_and_read_at_its_end(tmp_path, source,
     file = GgufFile(tmp_path / ".m.gguf.qwen35-partial" / "m.gguf")
     for projection, data in found.items():
         stack = file.read(f"blk.0.ffn_{projection.removesuffix('_proj')}_exps.weight")
-        row = next(r for r in plan.rows if r.atom.name.endswith(f".{LAST}.{projection}"))
+        row = next(r for r in plan.items if r.atom.name.endswith(f".{LAST}.{projection}"))
         w = torch.from_numpy(expert_bits(source, projection)).view(torch.bfloat16)
         expected = row.scheme.encode(w)[BLOCKS]
         assert torch.equal(

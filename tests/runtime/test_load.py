@@ -7,7 +7,7 @@ import torch
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.safetensors.names import TEXT
+from formats.family.names import TEXT
 from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.gemm_fp8 import Fp8Weight

@@ -2,7 +2,7 @@
 
     atoms -> keep or drop -> GGUF name -> type by the mix -> place in a shard
 
-Experts of a projection are one tensor, so an expert's row fills one entry of it. Value heads are
+Experts of a projection are one tensor, so an expert's item fills one entry of it. Value heads are
 tiled, norms are stored as 1 + w, A_log as -exp (formats.gguf.names). With `vision: keep` the
 vision tower becomes a second file, `mmproj-NAME.gguf`, in the same run.
 """
@@ -29,7 +29,7 @@ from qwen35_convert.containers.gguf.importance import read_importance
 from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
 from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Output, Plan, Row
+from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.planning.select import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe
 
@@ -50,7 +50,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     chosen = _choose_types(source, recipe, tensors, shapes)
     infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]
-    rows = tuple(_rows(tensors, {info.name: info for info in infos}, chosen))
+    items = tuple(_items(tensors, {info.name: info for info in infos}, chosen))
     importance = read_importance(recipe, tensors, shapes)
     pairs = [*_metadata(source, recipe, infos), *importance.pairs]
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
@@ -59,7 +59,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     return Plan(
         container=CONTAINER,
         recipe=recipe,
-        rows=rows + more,
+        items=items + more,
         shards=(*shards, *vision),
         dropped=dropped,
         notes=notes,
@@ -111,17 +111,17 @@ def _choose_types(
         raise RecipeError(str(error)) from None
 
 
-def _rows(
+def _items(
     tensors: Mapping[str, Sequence[Entry]],
     infos: Mapping[str, TensorInfo],
     chosen: Mapping[str, Choice],
-) -> Iterator[Row]:
+) -> Iterator[Item]:
     for name, parts in tensors.items():
         choice = chosen[name]
         nbytes = infos[name].nbytes // len(parts)
         for part in parts:
             output = Output(BLOCKS, name, (part.index or 0) * nbytes, nbytes)
-            yield Row(part.atom, Ggml(choice.type), (output,), choice.reason, part.ops)
+            yield Item(part.atom, Ggml(choice.type), (output,), choice.reason, part.ops)
 
 
 def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -> list[Kv]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.family.config import Config
 from formats.family.layout import Atom
-from formats.safetensors.names import HUB
+from formats.family.names import HUB
 from formats.stored import KEEP
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config

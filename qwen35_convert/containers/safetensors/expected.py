@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import EXPERT_STACKS, Atom
+from formats.family.names import HUB, TEXT, place
 from formats.safetensors.file import build_header
 from formats.safetensors.folder import CONTAINER
-from formats.safetensors.names import HUB, TEXT, place
 from formats.stored import KEEP
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
@@ -24,7 +24,7 @@ from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.config import artifact_config
 from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Output, Plan, Row, Shard, pack
+from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe
@@ -41,10 +41,10 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     fused = _fuses_experts(source, recipe, atoms, chosen)
     namer = _Namer(namespace, fused=fused)
     usual = model_dtype(source) if widened else None
-    rows = []
+    items = []
     for atom, choice in zip(atoms, chosen, strict=True):
         scheme = schemes.get(choice.scheme) or Plain(kept_dtype(atom, usual))
-        rows.append(Row(atom, scheme, namer.outputs(atom, scheme), choice.reason))
+        items.append(Item(atom, scheme, namer.outputs(atom, scheme), choice.reason))
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
@@ -53,12 +53,12 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
         namespace=namespace,
         tied=layout.tied,
         mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
-        rows=[(row.atom, row.scheme, row.outputs[0].name) for row in rows],
+        rows=[(item.atom, item.scheme, item.outputs[0].name) for item in items],
     )
     return Plan(
         container=CONTAINER,
         recipe=recipe,
-        rows=tuple(rows),
+        items=tuple(items),
         shards=shards,
         dropped=dropped,
         notes=(*source.notes, *layout.notes, *_plan_notes(source, recipe, chosen, fused=fused)),

@@ -10,9 +10,9 @@ import torch
 
 from formats.family.config import read_config
 from formats.family.layout import fused_group, recognise
+from formats.family.names import TEXT
 from formats.family.ops import apply_all
 from formats.family.rules import Form
-from formats.safetensors.names import TEXT
 from formats.tensor import TensorInfo
 from quant.fp8.scheme import FORMS
 from quant.registry import RECOGNISERS

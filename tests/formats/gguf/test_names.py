@@ -7,10 +7,10 @@ import torch
 
 from formats.family.config import read_config
 from formats.family.layout import recognise
+from formats.family.names import normalise
 from formats.family.ops import NegExp, NegLog, Tile, apply_all, shape_after
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.names import gguf_name, hub_name, ops_from_gguf, ops_to_gguf
-from formats.safetensors.names import normalise
 from quant.registry import GGUF_RECOGNISERS
 from tests.checkpoints import make_weights, split_experts, text_config
 from tests.formats.layouts import infos_of, role_of, to_gguf

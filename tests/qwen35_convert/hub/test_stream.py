@@ -13,12 +13,12 @@ import pytest
 from huggingface_hub import constants
 
 from qwen35_convert import api, source
+from qwen35_convert import options as run_options
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub import stream
 from qwen35_convert.hub.fetch import fetch
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import executor
-from qwen35_convert.run import options as run_options
 from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Fault, Hub
@@ -244,7 +244,7 @@ def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publ
         blob.write_bytes(files[name])
     hub.repo(REPO).commit(files | {"README.md": b"another commit"})
     hub.seen.clear()
-    assert api.plan(REPO).rows
+    assert api.plan(REPO).items
     assert hub.got() != []
 
 
@@ -290,7 +290,7 @@ def test_whoever_waits_for_a_busy_server_is_woken_when_work_is_abandoned():
 def test_a_shard_without_a_hash_can_be_looked_at_but_not_streamed(publish, tmp_path, monkeypatch):
     publish()
     monkeypatch.setattr("tests.qwen35_convert.hub.hub_server.LFS", ())
-    assert api.plan(REPO, stream=True).rows
+    assert api.plan(REPO, stream=True).items
     with pytest.raises(FetchError, match="no SHA-256"):
         api.convert(REPO, tmp_path / "out", options=api.RunOptions(stream=True))
 

@@ -25,10 +25,10 @@ from quant.errors import QuantError
 from qwen35_convert import api, artifact
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import ray_cluster
 from qwen35_convert.run.items import Effort
-from qwen35_convert.run.options import Limit
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, partial_of
@@ -120,7 +120,7 @@ def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, node
         read_recipe("fp8-block"),
         options=api.RunOptions(executor="ray", progress=True),
     )
-    assert sum(journalled) == len(done.plan.rows)
+    assert sum(journalled) == len(done.plan.items)
     assert len(killed) == 1
     assert any(killed[0][:8] in line and "items are converted again" in line for line in said)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "four")

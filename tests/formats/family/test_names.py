@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.family.rules import RULES
-from formats.safetensors.names import (
+from formats.family.names import (
     HUB,
     TASK_HEADS,
     TEXT,
@@ -17,6 +16,7 @@ from formats.safetensors.names import (
     place,
     rename,
 )
+from formats.family.rules import RULES
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 
