@@ -98,7 +98,7 @@ def convert(source: Path, out: Path, case: str) -> Path:
         {
             "mtp": mtp,
             "vision": "keep" if vision else "drop",
-            "quantize": {"scheme": mix, "rules": "llama.cpp"},
+            "quantize": {"scheme": mix, "mix": "llama.cpp"},
             "export": {"format": "gguf"},
         }
     )

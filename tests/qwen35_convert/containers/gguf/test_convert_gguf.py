@@ -38,7 +38,7 @@ def nano():
 
 
 def mix(scheme, **changes):
-    quantize = {"scheme": scheme, "rules": "llama.cpp"} | changes.pop("quantize", {})
+    quantize = {"scheme": scheme, "mix": "llama.cpp"} | changes.pop("quantize", {})
     export = {"format": "gguf"} | changes.pop("export", {})
     return build_recipe({"name": scheme, "quantize": quantize, "export": export, **changes})
 
