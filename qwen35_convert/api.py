@@ -121,7 +121,7 @@ def convert(
 
     An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
     """
-    check_device(options.device, fix="device cpu quantises without one")
+    check_device(options.device, fix="--device cpu quantises without one")
     chosen = _read(recipe, overrides)
     opened, origin = open_source(source, progress=options.progress, stream=options.stream)
     path = opened.folder if origin.repo else Path(source)

@@ -158,7 +158,7 @@ def _device_name(device: str) -> str:
     """Return the name of the device. MissingError for a GPU that is not there."""
     import torch
 
-    check_device(device, fix="device cpu times the reference path")
+    check_device(device, fix="--device cpu times the reference path")
     if device == "cpu":
         return platform.processor() or platform.machine()
     return torch.cuda.get_device_name()

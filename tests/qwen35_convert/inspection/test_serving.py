@@ -155,7 +155,7 @@ def test_what_inspect_prints_is_json_with_the_promised_keys():
     assert found["attention_block_size_flashinfer_gdn"] == {"bf16": 1088, "fp8": 2112}
     assert found["max_tensor_parallel"] == found["max_tensor_parallel_fp8_block"] == 4
     assert {"kv_bytes_per_token", "state_bytes_per_sequence", "vllm", "lmcache"} <= set(found)
-    assert "check vLLM's log" in found["note"]
+    assert "compare with vLLM's log" in found["note"]
 
 
 @pytest.mark.parametrize("tp", [0, -1, 3, 16])
