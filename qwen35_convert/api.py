@@ -17,7 +17,7 @@ from quant.errors import QuantError
 from qwen35_convert.artifact import Conversion, verify_shown
 from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
-from qwen35_convert.containers.registry import container_for, expect
+from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
@@ -158,7 +158,7 @@ def verify(
     source = open_source(against)[0] if against else None
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
     checks = Checks(level, logits, workers)
-    return verify_shown(Path(artifact), source, checks, bar=options.progress)
+    return verify_shown(open_checkpoint(Path(artifact)), source, checks, bar=options.progress)
 
 
 def imatrix(

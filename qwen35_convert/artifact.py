@@ -105,7 +105,8 @@ def write_artifact(job: Job) -> Conversion:
 def _verified(job: Job, sink: FolderSink) -> Report:
     checks = checks_of(job.plan.recipe, job.share.verifiers)
     checks = replace(checks, importance=job.plan.importance)
-    return verify_shown(sink.artifact, job.source, checks, bar=job.options.progress)
+    artifact = container_for(job.out).open(sink.artifact)
+    return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 
 
 def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Report | None) -> bytes:
@@ -204,8 +205,10 @@ def checks_of(recipe: Recipe, workers: int) -> Checks:
     return Checks(proof.level, logits, workers, partial=recipe.only is not None)
 
 
-def verify_shown(out: Path, source: Checkpoint | None, checks: Checks, *, bar: bool) -> Report:
+def verify_shown(
+    artifact: Checkpoint, source: Checkpoint | None, checks: Checks, *, bar: bool
+) -> Report:
     """Verify an artifact, with a bar on stderr on request."""
     total = len(source.layout.atoms) if source else 0
     with items_bar(total, "verify") if bar and total else quiet() as advance:
-        return verify(out, source, replace(checks, progress=lambda _: advance()))
+        return verify(artifact, source, replace(checks, progress=lambda _: advance()))

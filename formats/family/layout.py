@@ -29,9 +29,10 @@ from formats.tensor import TensorInfo
 class Atom:
     """One tensor of the family: where it is stored and how it is cut out.
 
-    dtype  of its values once decoded
-    form   how the stored weight is encoded
-    parts  names of the stored tensors, in the form's order; the first has the weight's rows
+    dtype   of its values once decoded
+    form    how the stored weight is encoded
+    weight  its name in the checkpoint, as if it were stored plainly
+    parts   names of the stored tensors, in the form's order; the first has the weight's rows
     """
 
     name: str
@@ -40,6 +41,7 @@ class Atom:
     shape: Shape
     dtype: str
     form: StoredForm
+    weight: str
     parts: tuple[str, ...]
     ops: tuple[Op, ...] = ()
 
@@ -276,10 +278,11 @@ class _Matches:
     def _cut(self, weight: StoredWeight, slot: Slot) -> Iterator[Atom]:
         """Yield the atoms of one stored weight."""
         sizes, parts = self.config.sizes, tuple(part.name for part in weight.parts)
+        plain = _renamed(parts[0], weight.name)
         for hub, role, pieces in _pieces(slot, sizes):
             ops = pieces + self.dialect.ops_to_hub(role, slot, weight.shape, sizes)
             name, shape = hub.removesuffix(".weight"), shape_after(ops, weight.shape)
-            yield Atom(name, hub, role, shape, weight.dtype, weight.form, parts, ops)
+            yield Atom(name, hub, role, shape, weight.dtype, weight.form, plain, parts, ops)
 
 
 MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}
@@ -311,6 +314,13 @@ def _wrong_layer(key: str, layer: int, layer_types: tuple[str, ...]) -> str | No
     if mixer in (None, layer_types[layer]):
         return None
     return f"has no place in a layer that layer_types calls {layer_types[layer]}"
+
+
+def _renamed(stored: str, weight: str) -> str:
+    """Return the stored name with the weight's own last segment: forms change nothing else."""
+    last = weight.rpartition(".")[2]
+    parent, _, own = stored.rpartition(".")
+    return stored if own == last or not parent else f"{parent}.{last}"
 
 
 def _pieces(slot: Slot, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, tuple[Op, ...]]]:

@@ -22,7 +22,7 @@ from formats.json_file import read_object
 from formats.safetensors.folder import MAX_NAME
 from quant.measure import Error
 from quant.stored import open_value
-from qwen35_convert.containers.registry import container_of, open_checkpoint
+from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
@@ -93,12 +93,11 @@ class Checks:
             raise RecipeError(f"level is {self.level!r}, expected one of {', '.join(LEVELS)}")
 
 
-def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
+def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Report:
     """Verify an artifact, against its source if that is given.
 
     FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
     """
-    opened = open_checkpoint(artifact)
     container = container_of(opened)
     failures = [] if checks.partial else list(container.census(opened))
     compared: list[Compared] = []

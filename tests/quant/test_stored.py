@@ -37,7 +37,7 @@ class Stored:
 
 def atom_of(shape: tuple[int, ...], *ops, scale: str | None = None) -> Atom:
     form, parts = (BLOCKS, ("w", scale)) if scale else (Plain("BF16"), ("w",))
-    return Atom("a", "a", "in_proj_qkv", shape_after(ops, shape), "BF16", form, parts, ops)
+    return Atom("a", "a", "in_proj_qkv", shape_after(ops, shape), "BF16", form, "w", parts, ops)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
                 )
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
     stored = {module_of(name) for name in artifact.infos()}
+    stored |= {module_of(atom.weight) for atom in artifact.layout.atoms.values()}
     for entry in entries:
         if not entry.startswith("re:") and not _names_something(entry, stored, artifact):
             yield Failure(entry, "is listed as unquantised, but no such module is stored")
@@ -86,7 +87,7 @@ def _names_something(entry: str, stored: set[str], artifact: Checkpoint) -> bool
 def _modules(artifact: Checkpoint) -> dict[str, bool]:
     """Map each linear that engines look up to whether it is quantised."""
     return {
-        module_of(atom.stored): atom.quantized
+        module_of(atom.weight): atom.quantized
         for atom in artifact.layout.atoms.values()
         if ROLES[atom.role].listed or _vision_linear(atom)
     }
@@ -108,7 +109,7 @@ def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
         if official and scheme.config_block([]) is None:
             yield Failure(atom.stored, f"is {atom.scheme}, but config.json says 128x128 blocks")
         named = scheme if official else scheme.beside_others()
-        for part, name in zip(named.parts(atom.parts[0], (1, 1)), atom.parts, strict=True):
+        for part, name in zip(named.parts(atom.weight, (1, 1)), atom.parts, strict=True):
             if part.info.name != name:
                 problem = f"is named for another format, expected {part.info.name}"
                 yield Failure(name, problem)

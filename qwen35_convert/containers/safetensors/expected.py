@@ -53,7 +53,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
         namespace=namespace,
         tied=layout.tied,
         mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
-        rows=[(item.atom, item.scheme, item.outputs[0].name) for item in items],
+        rows=namer.written,
     )
     return Plan(
         container=CONTAINER,
@@ -132,11 +132,15 @@ def _plan_notes(
 
 
 class _Namer:
-    """Names outputs and gathers them, each weight with its parts, in the order of the atoms."""
+    """Names outputs and gathers them, each weight with its parts, in the order of the atoms.
+
+    written  (atom, scheme, name of its weight) of everything
+    """
 
     def __init__(self, namespace: str, *, fused: bool) -> None:
         self._namespace, self._fused = namespace, fused
         self.units: dict[str, list[TensorInfo]] = {}
+        self.written: list[tuple[Atom, Scheme, str]] = []
         self.stacked: Counter[tuple[str, int]] = Counter()
 
     def outputs(self, atom: Atom, scheme: Scheme) -> tuple[Output, ...]:
@@ -145,6 +149,7 @@ class _Namer:
             return (self._stacked(atom, scheme),)
         base = place(atom.hub, self._namespace)
         parts = scheme.parts(base, atom.shape)
+        self.written.append((atom, scheme, base))
         self.units[base] = [part.info for part in parts]
         return tuple(Output(part.key, part.info.name, 0, part.info.nbytes) for part in parts)
 
@@ -156,6 +161,7 @@ class _Namer:
         rows, columns = atom.shape
         (whole,) = scheme.parts(name, (int(expert) + 1, ways * rows, columns))
         self.units[name] = [whole.info]
+        self.written.append((atom, scheme, name))
         self.stacked[name, ways] += 1
         nbytes = whole.info.nbytes // ((int(expert) + 1) * ways)
         return Output(whole.key, name, (int(expert) * ways + piece) * nbytes, nbytes)
