@@ -30,7 +30,7 @@ import torch
 from benchmarks.hopper import TINY, commit, record
 from benchmarks.models import CONFIGS, Maker, random_model
 from runtime.engine import Engine, Request, Speculation
-from runtime.kernels.delta_rule import CHUNK
+from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.model import Model, Mtp
 from runtime.sample import GREEDY, Sampling
 from runtime.timing import decode_time

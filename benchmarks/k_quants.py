@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.convert import commit
 from benchmarks.kernels import timed
-from runtime.kernels.k_quants import encode_k, encode_k_reference
+from runtime.kernels.encode.k_quants import encode_k, encode_k_reference
 
 RESULTS = Path(__file__).parent / "results" / "gguf.jsonl"
 SHAPE = (32768, 8192)

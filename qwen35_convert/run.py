@@ -64,7 +64,7 @@ class Worker:
         weights = self.weights.get(name)
         if self.device != "cpu" and scheme.name in KERNELS and weights is None:
             from quant.fp8 import check_finite
-            from runtime.kernels.k_quants import encode_k
+            from runtime.kernels.encode.k_quants import encode_k
 
             check_finite(w)
             return {"": encode_k(scheme.name.upper(), w)}

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from formats.config import Config
-from runtime.kernels.gemm_fp8 import Weight, linear
-from runtime.kernels.mlp import silu_mul
-from runtime.kernels.moe import MoeWeights, route, router_logits
-from runtime.kernels.rmsnorm import add_rmsnorm, rmsnorm
+from runtime.kernels.linear.mlp import silu_mul
+from runtime.kernels.linear.product import Weight, linear
+from runtime.kernels.moe.layer import MoeWeights, route, router_logits
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.load import Loader, check
 from runtime.model import (
     Attention,

@@ -28,23 +28,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from formats.config import Config
-from runtime.kernels.attention import split_query_gate
-from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill
-from runtime.kernels.attention_step import attention_step, few
-from runtime.kernels.conv1d import conv1d_prefill
-from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
-from runtime.kernels.gated_delta import gated_delta_prefill
-from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import Weight, codes_for, codes_linear, linear, takes_codes
-from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
+from runtime.kernels.attention.decode import attention_decode
+from runtime.kernels.attention.prefill import attention_prefill
+from runtime.kernels.attention.reference import split_query_gate
+from runtime.kernels.attention.rope import rope_cos_sin
+from runtime.kernels.attention.step import attention_step, few
+from runtime.kernels.attention.write import norm_rope_write
+from runtime.kernels.delta_rule.conv1d import conv1d_prefill
+from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step
+from runtime.kernels.delta_rule.states import gated_delta_prefill
+from runtime.kernels.encode.rows import GROUP, Codes
 from runtime.kernels.launch import use_triton
-from runtime.kernels.mlp import mlp
-from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
-from runtime.kernels.qkv_write import norm_rope_write
-from runtime.kernels.quantize_rows import GROUP, Codes
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
-from runtime.kernels.rope import rope_cos_sin
+from runtime.kernels.linear.mlp import mlp
+from runtime.kernels.linear.product import Weight, codes_for, codes_linear, linear, takes_codes
+from runtime.kernels.linear.row import norm_row_linear, row_gated, row_linear
+from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
+from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
+from runtime.kernels.norm.rms import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
 from runtime.state import Batch, Pools
 
 

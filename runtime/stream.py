@@ -24,7 +24,7 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.config import Config
 from formats.tensor import FormatError
-from runtime.kernels.rmsnorm import add_rmsnorm, rmsnorm
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.load import Loader, check
 from runtime.model import Context, Layer, Mlp, feed_forward, mix
 from runtime.sample import RequestError

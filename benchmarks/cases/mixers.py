@@ -20,14 +20,12 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import (
-    attention,
-    attention_decode,
-    attention_prefill,
-    attention_step,
-    gated_delta,
-)
-from runtime.kernels.delta_rule import CHUNK, chunks, recurrence
+from runtime.kernels.attention import decode as attention_decode
+from runtime.kernels.attention import prefill as attention_prefill
+from runtime.kernels.attention import reference as attention
+from runtime.kernels.attention import step as attention_step
+from runtime.kernels.delta_rule import states as gated_delta
+from runtime.kernels.delta_rule.rule import CHUNK, chunks, recurrence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
-from runtime.kernels import attention_decode, expert_w8a8, gemm_fp8, gemv, moe
-from runtime.kernels.expert_sum import add_pairs_rmsnorm
-from runtime.kernels.gated_delta import gated_delta_prefill
+from runtime.kernels.attention import decode as attention_decode
+from runtime.kernels.delta_rule.states import gated_delta_prefill
+from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import interpreting
-from runtime.kernels.quantize_rows import quantize_rows
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.linear import product, row
+from runtime.kernels.moe import layer, w8a8
+from runtime.kernels.moe.sum import add_pairs_rmsnorm
+from runtime.kernels.norm.rms import add_rmsnorm, gated_rmsnorm, rmsnorm
 from runtime.model import draft_states, hidden_states, logits
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
@@ -316,7 +318,7 @@ def test_the_trained_mtp_head_takes_the_embedding_first(nano):
 
 def few_programs(monkeypatch):
     """Leave together what a GPU's multiprocessors would share."""
-    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
+    monkeypatch.setattr(row, "_FEWEST_PROGRAMS", 4)
     monkeypatch.setattr(attention_decode, "_PROGRAMS", 8)
 
 
@@ -343,7 +345,7 @@ def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
         return add_pairs_rmsnorm(pairs, *rest)
 
     few_programs(monkeypatch)
-    monkeypatch.setattr(moe, "_FEW_TOKENS", 2)
+    monkeypatch.setattr(layer, "_FEW_TOKENS", 2)
     monkeypatch.setattr(model_module, "add_pairs_rmsnorm", counted)
     kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     sizes = {"num_experts": 3, "shared_expert_intermediate_size": 40}
@@ -375,7 +377,7 @@ def test_norms_that_quantise_change_no_bit(tmp_path, monkeypatch, kind, is_moe, 
         quantised.append(x.shape)
         return quantize_rows(x, *rest)
 
-    for module in (gemm_fp8, expert_w8a8):
+    for module in (product, w8a8):
         monkeypatch.setattr(module, "quantize_rows", counted)
     with interpreting():
         got = full(model, ids)
