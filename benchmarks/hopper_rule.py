@@ -70,8 +70,14 @@ def measure_rule(name: str, card: Card, options: Any) -> Iterator[dict[str, Any]
     if not {"gdn_prefill", "gdn_decode"} & set(options.only):
         return
     error = max(prefill_error(heads), step_error(heads))
-    yield {"what": "check", "model": name, "heads": f"16/{heads}", "passed": error < ALLOWED,
-           "error": error, "allowed": ALLOWED}  # fmt: skip
+    yield {
+        "what": "check",
+        "model": name,
+        "heads": f"16/{heads}",
+        "passed": error < ALLOWED,
+        "error": error,
+        "allowed": ALLOWED,
+    }
     if options.check_only or error >= ALLOWED:
         return
     told = {"model": name, "heads": f"16/{heads}"}

@@ -26,8 +26,10 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.config import Config
 from runtime.kernels.linear.mlp import silu_mul
-from runtime.kernels.linear.product import Weight, linear
-from runtime.kernels.moe.layer import MoeWeights, route, router_logits
+from runtime.kernels.linear.product import linear
+from runtime.kernels.linear.weight import Weight
+from runtime.kernels.moe.layer import MoeWeights, router_logits
+from runtime.kernels.moe.routing import route
 from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.load import Loader, check
 from runtime.model import (

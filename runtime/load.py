@@ -21,7 +21,7 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.config import Config
 from formats.tensor import FormatError
-from runtime.kernels.linear.product import BLOCK, Fp8Weight, Weight
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 from runtime.values import Value, open_value

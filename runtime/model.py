@@ -40,11 +40,14 @@ from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.encode.rows import GROUP, Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import mlp
-from runtime.kernels.linear.product import Weight, codes_for, codes_linear, linear, takes_codes
-from runtime.kernels.linear.row import norm_row_linear, row_gated, row_linear
+from runtime.kernels.linear.product import codes_for, codes_linear, linear, takes_codes
+from runtime.kernels.linear.row import norm_row_linear, row_linear
+from runtime.kernels.linear.row_gated import row_gated
+from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
-from runtime.kernels.norm.rms import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
+from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.state import Batch, Pools
 
 

@@ -22,9 +22,10 @@ from benchmarks.cases.setting import (
 from runtime.kernels.attention import reference as attention
 from runtime.kernels.attention import rope, write
 from runtime.kernels.delta_rule import conv1d
+from runtime.kernels.delta_rule import conv1d_step as step
 from runtime.kernels.encode import rows
 from runtime.kernels.linear import mlp
-from runtime.kernels.norm import rms
+from runtime.kernels.norm import gated, rms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +56,11 @@ def conv1d_step(s: Setting, batch: int) -> Case:
     """Return one token of each sequence through the convolution; prefill gives the same bits."""
     x, weight = s.normal(batch, sum(s.widths)), s.normal(sum(s.widths), 1, TAPS)
     whole, slots = s.normal(batch + 4, sum(s.widths), TAPS - 1), s.slots(batch)
-    call = partial(conv1d.conv1d_step, x, weight, whole[1:], slots)
+    call = partial(step.conv1d_step, x, weight, whole[1:], slots)
 
     def check() -> list[Part]:
         pool, prefilled = whole.clone(), whole.clone()
-        expected = conv1d.conv1d_step_reference(x, weight, pool[1:], slots)
+        expected = step.conv1d_step_reference(x, weight, pool[1:], slots)
         bounds, used = s.bounds([1] * batch), slots >= 0
         same = conv1d.conv1d_prefill(x, weight, prefilled[1:], slots, bounds)
         got = poisoned(call)
@@ -102,10 +103,10 @@ def gated_rms_norm(s: Setting, tokens: int) -> Case:
     o = s.normal(tokens, s.value_heads, s.d)
     z = s.normal(tokens, sum(s.widths) + s.widths[2])[:, -s.widths[2] :].unflatten(1, (-1, s.d))
     w = s.normal(s.d, dtype=torch.float32)
-    call = partial(rms.gated_rmsnorm, o, z, w, EPS)
+    call = partial(gated.gated_rmsnorm, o, z, w, EPS)
 
     def check() -> list[Part]:
-        expected = rms.gated_rmsnorm_reference(*(x.double() for x in (o, z, w)), EPS)
+        expected = gated.gated_rmsnorm_reference(*(x.double() for x in (o, z, w)), EPS)
         return [Part("y", poisoned(call), expected, SEVERAL)]
 
     return Case(call, check, 3 * size(o))

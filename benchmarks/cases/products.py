@@ -22,8 +22,9 @@ from benchmarks.cases.setting import (
 )
 from runtime.kernels.encode.rows import quantize_rows_reference
 from runtime.kernels.linear import mlp, product
-from runtime.kernels.linear.product import BLOCK, Fp8Weight, dequant_reference
-from runtime.kernels.moe import layer, sort
+from runtime.kernels.linear import weight as weights
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, dequant_reference
+from runtime.kernels.moe import layer, routing, sort
 from runtime.kernels.moe import sum as expert_sum
 from runtime.kernels.norm.rms import rmsnorm_reference
 
@@ -68,7 +69,7 @@ def dequant(s: Setting, n: int, k: int, scheme: str) -> Case:
     """Return a weight in the model dtype."""
     weight = _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "only FP8 weights are dequantised"
-    call = partial(product.dequant, weight.codes, weight.scale, s.dtype)
+    call = partial(weights.dequant, weight.codes, weight.scale, s.dtype)
 
     def check() -> list[Part]:
         expected = dequant_reference(weight.codes, weight.scale, s.dtype)
@@ -119,7 +120,7 @@ def gated_linear(s: Setting, tokens: int, scheme: str) -> Case:
 def route(s: Setting, tokens: int, *, absorbed: bool) -> Case:
     """Return the choice of experts; ties, which bfloat16 logits have, go to the lower number."""
     logits = s.normal(tokens, s.experts + int(absorbed))
-    call = partial(layer.route_absorbed if absorbed else layer.route, logits, s.top)
+    call = partial(routing.route_absorbed if absorbed else routing.route, logits, s.top)
 
     def check() -> list[Part]:
         exact = logits[:, : s.experts].double().softmax(1)
@@ -138,7 +139,7 @@ def route(s: Setting, tokens: int, *, absorbed: bool) -> Case:
 
 def sort_pairs(s: Setting, tokens: int, block: int) -> Case:
     """Return the pairs of the chosen experts and the absorbed one, in blocks of one expert."""
-    chosen = layer.route_absorbed_reference(s.normal(tokens, s.experts + 1), s.top)[1]
+    chosen = routing.route_absorbed_reference(s.normal(tokens, s.experts + 1), s.top)[1]
     args = chosen, s.experts + 1, block
     call = partial(sort.expert_blocks, *args)
 
@@ -176,7 +177,7 @@ def moe_experts(s: Setting, tokens: int, scheme: str, *, dynamic: bool = False) 
     if dynamic:
         gate_up, down = replace(gate_up, dynamic=True), replace(down, dynamic=True)
     x = s.normal(tokens, s.hidden)
-    chosen = layer.route_reference(s.normal(tokens, s.experts), s.top)
+    chosen = routing.route_reference(s.normal(tokens, s.experts), s.top)
     call = partial(layer.moe_experts, x, gate_up, down, *chosen)
 
     def check() -> list[Part]:

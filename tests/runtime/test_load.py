@@ -9,7 +9,7 @@ from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.names import TEXT
 from formats.tensor import FormatError
 from quant.fp8 import dequantize_block, dequantize_channel, quantize_channel
-from runtime.kernels.linear.product import Fp8Weight
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.load import Loader, load_layer
 from runtime.model import Model
 from tests.checkpoints import (

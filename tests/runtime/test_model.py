@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 import runtime.model as model_module
 from formats.checkpoint import open_checkpoint
-from runtime.kernels.attention import decode as attention_decode
+from runtime.kernels.attention import parts as attention_parts
 from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import interpreting
 from runtime.kernels.linear import product, row
 from runtime.kernels.moe import layer, w8a8
 from runtime.kernels.moe.sum import add_pairs_rmsnorm
-from runtime.kernels.norm.rms import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.norm.gated import gated_rmsnorm
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.model import draft_states, hidden_states, logits
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
@@ -319,7 +320,7 @@ def test_the_trained_mtp_head_takes_the_embedding_first(nano):
 def few_programs(monkeypatch):
     """Leave together what a GPU's multiprocessors would share."""
     monkeypatch.setattr(row, "_FEWEST_PROGRAMS", 4)
-    monkeypatch.setattr(attention_decode, "_PROGRAMS", 8)
+    monkeypatch.setattr(attention_parts, "_PROGRAMS", 8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")

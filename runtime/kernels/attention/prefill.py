@@ -19,14 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.kernels.attention.reference import (
-    LOG2_E,
-    attention_prefill_reference,
-    check,
-    gated,
-    load_tile,
-    soften,
-)
+from runtime.kernels.attention.online import LOG2_E, gated, load_tile, soften
+from runtime.kernels.attention.reference import attention_prefill_reference, check
 from runtime.kernels.launch import (
     HAS_TRITON,
     jit,
@@ -53,9 +47,14 @@ _OPTIONS = {"num_warps": 8, "num_stages": 2}
 
 
 def attention_prefill(
-    q_Tnd: Tensor, gate_Tnd: Tensor, pool_k: Tensor, pool_v: Tensor,
-    slots_N: Tensor, cu_seqlens: Tensor, start_N: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Tnd: Tensor,
+    gate_Tnd: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_N: Tensor,
+    cu_seqlens: Tensor,
+    start_N: Tensor,
+) -> Tensor:
     """Return the gated attention [T, n, d] of packed sequences to their slots, up to themselves.
 
     q_Tnd, gate_Tnd  [T, n, d] model dtype, heads contiguous in themselves
@@ -79,12 +78,30 @@ def attention_prefill(
     blocks = ragged_blocks(num_tokens, num_sequences, queries)
     columns = max(power_of_two(head_dim), 16)
     _kernel[(blocks, num_heads)](
-        q_Tnd, gate_Tnd, pool_k, pool_v, _tiles(pool_k, columns), _tiles(pool_v, columns), y_Tnd,
-        slots_N, cu_seqlens, start_N, num_sequences, pool_k.shape[1], num_heads, kv_heads,
-        *q_Tnd.stride()[:2], *gate_Tnd.stride()[:2], head_dim**-0.5 * LOG2_E,
-        STEPS=num_sequences.bit_length(), HEAD=head_dim, BLOCK_Q=queries,
-        BLOCK_D=columns, BLOCK_L=_KEYS, **_OPTIONS,
-    )  # fmt: skip
+        q_Tnd,
+        gate_Tnd,
+        pool_k,
+        pool_v,
+        _tiles(pool_k, columns),
+        _tiles(pool_v, columns),
+        y_Tnd,
+        slots_N,
+        cu_seqlens,
+        start_N,
+        num_sequences,
+        pool_k.shape[1],
+        num_heads,
+        kv_heads,
+        *q_Tnd.stride()[:2],
+        *gate_Tnd.stride()[:2],
+        head_dim**-0.5 * LOG2_E,
+        STEPS=num_sequences.bit_length(),
+        HEAD=head_dim,
+        BLOCK_Q=queries,
+        BLOCK_D=columns,
+        BLOCK_L=_KEYS,
+        **_OPTIONS,
+    )
     return y_Tnd
 
 
@@ -95,10 +112,31 @@ def _tiles(pool: Tensor, columns: int) -> Any:
 
 @jit
 def _kernel(
-    q, gate, pool_k, pool_v, k_tiles, v_tiles, y, slots, cu_seqlens, starts, N, L, num_heads,
-    kv_heads, q_row, q_head, gate_row, gate_head, scale, STEPS: tl.constexpr, HEAD: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
+    q,
+    gate,
+    pool_k,
+    pool_v,
+    k_tiles,
+    v_tiles,
+    y,
+    slots,
+    cu_seqlens,
+    starts,
+    N,
+    L,
+    num_heads,
+    kv_heads,
+    q_row,
+    q_head,
+    gate_row,
+    gate_head,
+    scale,
+    STEPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):
     # blocks late in a prompt see the most keys and go first
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     n, start, end, first = ragged_block(block, cu_seqlens, N, BLOCK_Q, STEPS)

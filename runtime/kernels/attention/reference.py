@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.launch import jit, operand, tl, widen
+from runtime.kernels.launch import widen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _QUERY_BLOCK = 256
-LOG2_E = 1.4426950408889634
 
 
 def split_query_gate(qg: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -52,9 +51,14 @@ def kv_write_reference(
 
 
 def attention_prefill_reference(
-    q_Tnd: Tensor, gate_Tnd: Tensor, pool_k: Tensor, pool_v: Tensor,
-    slots_N: Tensor, cu_seqlens: Tensor, start_N: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Tnd: Tensor,
+    gate_Tnd: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_N: Tensor,
+    cu_seqlens: Tensor,
+    start_N: Tensor,
+) -> Tensor:
     """Say what `attention_prefill` computes, in plain torch; 256 queries at a time."""
     y_Tnd = torch.zeros(q_Tnd.shape, dtype=q_Tnd.dtype, device=q_Tnd.device)
     bounds, starts = cu_seqlens.tolist(), start_N.tolist()
@@ -95,49 +99,3 @@ def check(q: Tensor, gate: Tensor, pool_k: Tensor, pool_v: Tensor) -> None:
     assert q.dtype == pool_k.dtype == gate.dtype, "q, gate and the pool must have one dtype"
     assert q.shape[2] == pool_k.shape[3], "q and the pool must have one head size"
     assert q.shape[1] % pool_k.shape[2] == 0, "key heads serve equally many query heads"
-
-
-@jit
-def load_tile(head, place, known, before, row, HEAD: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return the keys or values [BLOCK_L, BLOCK_D] of a head at `place` where known, else `before`.
-
-    row  elements from one place to the next
-    """
-    d = tl.arange(0, BLOCK_D)
-    at = (place.to(tl.int64) * row)[:, None] + d[None, :]
-    return tl.load(head + at, mask=known[:, None] & (d < HEAD)[None, :], other=before)
-
-
-@jit
-def soften(s, scale, top, total):
-    """Return (weights exp2(score - top), top, total, by how much older sums shrink).
-
-    s  [rows, places] products of queries and keys; times `scale`, above 0, they are scores
-    """
-    new_top = tl.maximum(top, tl.max(s, 1) * scale)
-    shrink = tl.exp2(top - new_top)
-    p = tl.exp2(s * scale - new_top[:, None])
-    return p, new_top, total * shrink + tl.sum(p, 1), shrink
-
-
-@jit
-def add_tile(o, top, total, q, k, v, place, end, scale):
-    """Return (o, top, total) with the keys at `place`, below `end`, added: online softmax.
-
-    o       [rows, BLOCK_D] sum of exp2(score - top) * v
-    top     [rows] the largest score so far, at first a finite low; total [rows] the sum of
-            exp2(score - top)
-    """
-    s = tl.dot(operand(q), tl.trans(operand(k)), input_precision="ieee")
-    s = tl.where((place < end)[None, :], s, -float("inf"))
-    p, top, total, shrink = soften(s, scale, top, total)
-    o = tl.dot(operand(p.to(v.dtype)), operand(v), o * shrink[:, None], input_precision="ieee")
-    return o, top, total
-
-
-@jit
-def gated(o, gate, y):
-    """Return o * sigmoid(gate), both factors and the product rounded to the dtype of `y`."""
-    dtype = y.dtype.element_ty
-    weight = tl.sigmoid(gate.to(tl.float32)).to(dtype)
-    return (o.to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype)

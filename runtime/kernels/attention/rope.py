@@ -59,9 +59,14 @@ def rope_reference(
 
 
 def qk_norm_rope_reference(
-    q_Thd: Tensor, k_Thd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Tr: Tensor, sin_Tr: Tensor, eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q_Thd: Tensor,
+    k_Thd: Tensor,
+    wq_d: Tensor,
+    wk_d: Tensor,
+    cos_Tr: Tensor,
+    sin_Tr: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
     """Return `rope_reference` of the zero-centred RMSNorm of each head of q and of k."""
     q, k = rmsnorm_reference(q_Thd, wq_d, eps), rmsnorm_reference(k_Thd, wk_d, eps)
     return rope_reference(q, k, cos_Tr, sin_Tr)

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.kernels.attention.decode import (
-    Parts,
-    add_part,
-    attention_decode_reference,
-    part_bounds,
-)
-from runtime.kernels.attention.reference import LOG2_E, check, load_tile
+from runtime.kernels.attention.decode import attention_decode_reference
+from runtime.kernels.attention.online import LOG2_E, load_tile
+from runtime.kernels.attention.parts import Parts, add_part, part_bounds
+from runtime.kernels.attention.reference import check
 from runtime.kernels.attention.rope import angles, normed_and_rotated, with_partner
 from runtime.kernels.attention.write import norm_rope_write_reference
 from runtime.kernels.launch import jit, tl, use_triton
@@ -50,23 +47,53 @@ def few(rows: int, newest: int, kv_heads: int) -> bool:
 
 
 def attention_step_reference(
-    q_Bnd: Tensor, gate_Bnd: Tensor, k_Bmd: Tensor, v_Bmd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Br: Tensor, sin_Br: Tensor, eps: float,
-    pool_k: Tensor, pool_v: Tensor, slots_B: Tensor, lengths_B: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Bnd: Tensor,
+    gate_Bnd: Tensor,
+    k_Bmd: Tensor,
+    v_Bmd: Tensor,
+    wq_d: Tensor,
+    wk_d: Tensor,
+    cos_Br: Tensor,
+    sin_Br: Tensor,
+    eps: float,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_B: Tensor,
+    lengths_B: Tensor,
+) -> Tensor:
     """Say what `attention_step` computes, in plain torch."""
     q = norm_rope_write_reference(
-        q_Bnd, k_Bmd, v_Bmd, wq_d, wk_d, cos_Br, sin_Br, eps,
-        pool_k, pool_v, slots_B, lengths_B - 1,
-    )  # fmt: skip
+        q_Bnd,
+        k_Bmd,
+        v_Bmd,
+        wq_d,
+        wk_d,
+        cos_Br,
+        sin_Br,
+        eps,
+        pool_k,
+        pool_v,
+        slots_B,
+        lengths_B - 1,
+    )
     return attention_decode_reference(q, gate_Bnd, pool_k, pool_v, slots_B, lengths_B)
 
 
 def attention_step(
-    q_Bnd: Tensor, gate_Bnd: Tensor, k_Bmd: Tensor, v_Bmd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Br: Tensor, sin_Br: Tensor, eps: float,
-    pool_k: Tensor, pool_v: Tensor, slots_B: Tensor, lengths_B: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Bnd: Tensor,
+    gate_Bnd: Tensor,
+    k_Bmd: Tensor,
+    v_Bmd: Tensor,
+    wq_d: Tensor,
+    wk_d: Tensor,
+    cos_Br: Tensor,
+    sin_Br: Tensor,
+    eps: float,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_B: Tensor,
+    lengths_B: Tensor,
+) -> Tensor:
     """Return the gated attention [B, n, d] of one token for each sequence; keys and values enter.
 
     q_Bnd, gate_Bnd  [B, n, d] of one dtype, elements contiguous, as k_Bmd and v_Bmd [B, m, d]
@@ -85,10 +112,24 @@ def attention_step(
     kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2])
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
     _step_kernel[parts.grid(kv_heads)](
-        q_Bnd, k_Bmd, v_Bmd, *rope, *at, parts.o, parts.top, parts.total,
-        pool_k.shape[1], num_heads, kv_heads, *strides, eps, head_dim**-0.5 * LOG2_E,
-        R=cos_Br.shape[1], **parts.options(pool_k), **early(),
-    )  # fmt: skip
+        q_Bnd,
+        k_Bmd,
+        v_Bmd,
+        *rope,
+        *at,
+        parts.o,
+        parts.top,
+        parts.total,
+        pool_k.shape[1],
+        num_heads,
+        kv_heads,
+        *strides,
+        eps,
+        head_dim**-0.5 * LOG2_E,
+        R=cos_Br.shape[1],
+        **parts.options(pool_k),
+        **early(),
+    )
     return parts.combined(gate_Bnd)
 
 
@@ -105,12 +146,41 @@ def _check(
 
 @jit
 def _step_kernel(
-    q, k, v, wq, wk, cos, sin, pool_k, pool_v, slots, lengths, part_o, part_max, part_sum,
-    L, num_heads, kv_heads, q_row, q_head, k_row, k_head, v_row, v_head, eps, scale,
-    R: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr,
-    GRAIN: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_L: tl.constexpr,
+    q,
+    k,
+    v,
+    wq,
+    wk,
+    cos,
+    sin,
+    pool_k,
+    pool_v,
+    slots,
+    lengths,
+    part_o,
+    part_max,
+    part_sum,
+    L,
+    num_heads,
+    kv_heads,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    eps,
+    scale,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    GRAIN: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_L: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+):
     start_next()
     part, kv_head = tl.program_id(0), tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
@@ -146,6 +216,27 @@ def _step_kernel(
     total = tl.zeros((BLOCK_G,), tl.float32) + tl.where(newest, 1.0, 0.0)
     o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32) + v_d.to(tl.float32)
     add_part(
-        o, top, total, q_Gd, k_Ld, v_Ld, keys, values, first, end, row, scale,
-        part_o, part_max, part_sum, b, head, part, num_heads, g < GROUP, PARTS, HEAD, STAGES,
-    )  # fmt: skip
+        o,
+        top,
+        total,
+        q_Gd,
+        k_Ld,
+        v_Ld,
+        keys,
+        values,
+        first,
+        end,
+        row,
+        scale,
+        part_o,
+        part_max,
+        part_sum,
+        b,
+        head,
+        part,
+        num_heads,
+        g < GROUP,
+        PARTS,
+        HEAD,
+        STAGES,
+    )

@@ -29,10 +29,19 @@ if TYPE_CHECKING:
 
 
 def norm_rope_write_reference(
-    q_Tnd: Tensor, k_Tmd: Tensor, v_Tmd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Tr: Tensor, sin_Tr: Tensor, eps: float,
-    pool_k: Tensor, pool_v: Tensor, slots_T: Tensor, places_T: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Tnd: Tensor,
+    k_Tmd: Tensor,
+    v_Tmd: Tensor,
+    wq_d: Tensor,
+    wk_d: Tensor,
+    cos_Tr: Tensor,
+    sin_Tr: Tensor,
+    eps: float,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_T: Tensor,
+    places_T: Tensor,
+) -> Tensor:
     """Say what `norm_rope_write` computes, in plain torch."""
     q, k = qk_norm_rope_reference(q_Tnd, k_Tmd, wq_d, wk_d, cos_Tr, sin_Tr, eps)
     kv_write_reference(k, v_Tmd, pool_k, pool_v, slots_T, places_T)
@@ -40,10 +49,19 @@ def norm_rope_write_reference(
 
 
 def norm_rope_write(
-    q_Tnd: Tensor, k_Tmd: Tensor, v_Tmd: Tensor, wq_d: Tensor, wk_d: Tensor,
-    cos_Tr: Tensor, sin_Tr: Tensor, eps: float,
-    pool_k: Tensor, pool_v: Tensor, slots_T: Tensor, places_T: Tensor,
-) -> Tensor:  # fmt: skip
+    q_Tnd: Tensor,
+    k_Tmd: Tensor,
+    v_Tmd: Tensor,
+    wq_d: Tensor,
+    wk_d: Tensor,
+    cos_Tr: Tensor,
+    sin_Tr: Tensor,
+    eps: float,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_T: Tensor,
+    places_T: Tensor,
+) -> Tensor:
     """Return q, normed and rotated [T, n, d]; each token's key and value enter its slot.
 
     q_Tnd, k_Tmd, v_Tmd  of one dtype, elements contiguous; q may be a view on [q | gate]
@@ -63,10 +81,28 @@ def norm_rope_write(
     rows = min(8, power_of_two(num_tokens))
     strides = [step for x in (q_Tnd, k_Tmd, v_Tmd) for step in x.stride()[:2]]
     _kernel[(-(-num_tokens // rows), heads + kv_heads)](
-        q_Tnd, k_Tmd, v_Tmd, wq_d, wk_d, cos_Tr, sin_Tr, out, *pools, num_tokens, heads, kv_heads,
-        pool_k.shape[1], *strides, eps, D=d, R=cos_Tr.shape[1], ROWS=rows, BLOCK=power_of_two(d),
-        num_warps=min(rows, 4), **early(),
-    )  # fmt: skip
+        q_Tnd,
+        k_Tmd,
+        v_Tmd,
+        wq_d,
+        wk_d,
+        cos_Tr,
+        sin_Tr,
+        out,
+        *pools,
+        num_tokens,
+        heads,
+        kv_heads,
+        pool_k.shape[1],
+        *strides,
+        eps,
+        D=d,
+        R=cos_Tr.shape[1],
+        ROWS=rows,
+        BLOCK=power_of_two(d),
+        num_warps=min(rows, 4),
+        **early(),
+    )
     return out
 
 
@@ -84,10 +120,34 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cos_Tr: Tensor, pool_k: Tensor, pool
 
 @jit
 def _kernel(
-    q, k, v, wq, wk, cos, sin, out, pool_k, pool_v, slots, places, T, num_q, num_k, L,
-    q_row, q_head, k_row, k_head, v_row, v_head, eps,
-    D: tl.constexpr, R: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    wq,
+    wk,
+    cos,
+    sin,
+    out,
+    pool_k,
+    pool_v,
+    slots,
+    places,
+    T,
+    num_q,
+    num_k,
+    L,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    eps,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     start_next()
     t = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     i = tl.arange(0, BLOCK)[None, :]

@@ -6,12 +6,9 @@ Source: the Mamba short convolution (Gu and Dao 2023) as Qwen3.5 uses it, K = 4,
 are summed in float32, oldest tap first, in prefill and in decode: both give the same bits.
 The pool keeps the last K-1 *inputs* of a sequence (before the convolution), oldest first; zeros are
 the history of a fresh sequence, and whoever hands out a slot has zeroed it.
-Traps: a history that is off by one token still gives plausible text. A step asks for histories
-while the kernels before still run: between two steps of one pool stands a kernel that was not
-launched early.
+Trap: a history that is off by one token still gives plausible text.
 
-Shape letters: T packed tokens, B sequences with one token each, C channels, K taps, N sequences,
-S slots of the pool.
+Shape letters: T packed tokens, C channels, K taps, N sequences, S slots of the pool.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from runtime.kernels.launch import (
     use_triton,
     widen,
 )
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 #   tokens, channels, warps   8, 256, 2   8, 1024, 4   16, 256, 2   16, 1024, 4   32, 256, 2
 #                                   100          138          111           140          131
 _TOKENS, _WIDE = 8, 256
-_CHANNELS = 128
+CHANNELS = 128
 
 
 def conv1d_prefill_reference(
@@ -50,26 +46,13 @@ def conv1d_prefill_reference(
     for slot, start, end in zip(slots_N.tolist(), bounds, bounds[1:], strict=False):
         history_JC = pool_SCJ[slot].T if slot >= 0 else torch.zeros_like(pool_SCJ[0].T)
         window = torch.cat([history_JC.to(x_TC.dtype), x_TC[start:end]])
-        y_TC[start:end] = _taps(window, weight_C1K)
+        y_TC[start:end] = taps(window, weight_C1K)
         if slot >= 0:
             pool_SCJ[slot] = window[end - start :].T.to(pool_SCJ.dtype)
     return y_TC
 
 
-def conv1d_step_reference(
-    x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Tensor
-) -> Tensor:
-    """Say what `conv1d_step` computes, in plain torch; the pool is updated in place."""
-    y_BC = torch.zeros(x_BC.shape, dtype=x_BC.dtype, device=x_BC.device)
-    for row, slot in enumerate(slots_B.tolist()):
-        if slot >= 0:
-            window = torch.cat([pool_SCJ[slot].T.to(x_BC.dtype), x_BC[row : row + 1]])
-            y_BC[row] = _taps(window, weight_C1K)[0]
-            pool_SCJ[slot] = window[1:].T.to(pool_SCJ.dtype)
-    return y_BC
-
-
-def _taps(window: Tensor, weight_C1K: Tensor) -> Tensor:
+def taps(window: Tensor, weight_C1K: Tensor) -> Tensor:
     """Return silu of the convolution [n, C] of a window [K-1 + n, C]."""
     num_taps = weight_C1K.shape[2]
     n = window.shape[0] - (num_taps - 1)
@@ -93,7 +76,7 @@ def conv1d_prefill(
     slots_N     [N] int32 or int64; -1 starts from zeros and leaves the pool as it is
     cu_seqlens  [N+1] int32 or int64, from 0 to T; empty sequences are allowed
     """
-    _check(x_TC, weight_C1K, pool_SCJ)
+    check(x_TC, weight_C1K, pool_SCJ)
     assert cu_seqlens.shape[0] == slots_N.shape[0] + 1, "one slot for each sequence"
     if not use_triton(x_TC):
         return conv1d_prefill_reference(x_TC, weight_C1K, pool_SCJ, slots_N, cu_seqlens)
@@ -101,40 +84,40 @@ def conv1d_prefill(
     y_TC = torch.empty((num_tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
     num_taps = weight_C1K.shape[2]
     _prefill_kernel[(ragged_blocks(num_tokens, num_sequences, _TOKENS), -(-channels // _WIDE))](
-        x_TC, weight_C1K, pool_SCJ, slots_N, cu_seqlens, y_TC, channels, num_sequences,
-        x_TC.stride(0), pool_SCJ.stride(0), K=num_taps, BT=_TOKENS, BC=_WIDE,
-        STEPS=num_sequences.bit_length(), num_warps=2,
-    )  # fmt: skip
-    _history_kernel[(num_sequences, -(-channels // _CHANNELS))](
-        x_TC, pool_SCJ, slots_N, cu_seqlens, channels, x_TC.stride(0), pool_SCJ.stride(0),
-        K=num_taps, BJ=power_of_two(num_taps), BC=_CHANNELS, num_warps=4,
-    )  # fmt: skip
+        x_TC,
+        weight_C1K,
+        pool_SCJ,
+        slots_N,
+        cu_seqlens,
+        y_TC,
+        channels,
+        num_sequences,
+        x_TC.stride(0),
+        pool_SCJ.stride(0),
+        K=num_taps,
+        BT=_TOKENS,
+        BC=_WIDE,
+        STEPS=num_sequences.bit_length(),
+        num_warps=2,
+    )
+    _history_kernel[(num_sequences, -(-channels // CHANNELS))](
+        x_TC,
+        pool_SCJ,
+        slots_N,
+        cu_seqlens,
+        channels,
+        x_TC.stride(0),
+        pool_SCJ.stride(0),
+        K=num_taps,
+        BJ=power_of_two(num_taps),
+        BC=CHANNELS,
+        num_warps=4,
+    )
     return y_TC
 
 
-def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Tensor) -> Tensor:
-    """Return silu(conv(x)) [B, C] in x's dtype for one token of each sequence; slots move on.
-
-    x_BC        [B, C] channels contiguous
-    weight_C1K  [C, 1, K] contiguous
-    pool_SCJ    [S, C, K-1] each slot contiguous, updated in place
-    slots_B     [B] int32 or int64, no slot twice; -1 is a padding row: zeros out, nothing written
-    """
-    _check(x_BC, weight_C1K, pool_SCJ)
-    assert slots_B.shape == x_BC.shape[:1], "one slot for each row"
-    if not use_triton(x_BC):
-        return conv1d_step_reference(x_BC, weight_C1K, pool_SCJ, slots_B)
-    batch, channels = x_BC.shape
-    y_BC = torch.empty((batch, channels), dtype=x_BC.dtype, device=x_BC.device)
-    num_taps = weight_C1K.shape[2]
-    _step_kernel[(batch, -(-channels // _CHANNELS))](
-        x_BC, weight_C1K, pool_SCJ, slots_B, y_BC, channels, x_BC.stride(0), pool_SCJ.stride(0),
-        K=num_taps, BJ=power_of_two(num_taps), BC=_CHANNELS, num_warps=4, **early(),
-    )  # fmt: skip
-    return y_BC
-
-
-def _check(x: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor) -> None:
+def check(x: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor) -> None:
+    """Assert that inputs, filters and pool fit each other."""
     channels, _, num_taps = weight_C1K.shape
     assert x.shape[1] == channels, "one filter for each channel"
     assert x.stride(1) == 1, "channels must be contiguous"
@@ -144,7 +127,7 @@ def _check(x: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor) -> None:
 
 
 @jit
-def _silu(total, y):
+def rounded_silu(total, y):
     """Return silu of a sum that is first rounded to the dtype of `y`."""
     x = total.to(y.dtype.element_ty).to(tl.float32)
     return (x * tl.sigmoid(x)).to(y.dtype.element_ty)
@@ -152,9 +135,21 @@ def _silu(total, y):
 
 @jit
 def _prefill_kernel(
-    x, weight, pool, slots, cu_seqlens, y, C, N, x_row, pool_row,
-    K: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STEPS: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    pool,
+    slots,
+    cu_seqlens,
+    y,
+    C,
+    N,
+    x_row,
+    pool_row,
+    K: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    STEPS: tl.constexpr,
+):
     """Convolve BT tokens of BC channels; a window of inputs in registers is read once."""
     n, start, end, first = ragged_block(tl.program_id(0), cu_seqlens, N, BT, STEPS)
     if first >= end:
@@ -182,14 +177,22 @@ def _prefill_kernel(
         total = tl.zeros((BC,), tl.float32)
         for j in tl.static_range(K):
             total += window[t + j] * weights[j]
-        tl.store(y_at + t * C, _silu(total, y), mask=c < tl.where(first + t < end, C, 0))
+        tl.store(y_at + t * C, rounded_silu(total, y), mask=c < tl.where(first + t < end, C, 0))
 
 
 @jit
 def _history_kernel(
-    x, pool, slots, cu_seqlens, C, x_row, pool_row,
-    K: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
+    x,
+    pool,
+    slots,
+    cu_seqlens,
+    C,
+    x_row,
+    pool_row,
+    K: tl.constexpr,
+    BJ: tl.constexpr,
+    BC: tl.constexpr,
+):
     n = tl.program_id(0)
     slot = tl.load(slots + n).to(tl.int64)
     start = tl.load(cu_seqlens + n).to(tl.int64)
@@ -206,54 +209,3 @@ def _history_kernel(
     kept = tl.where(source < K - 1, old, new.to(pool.dtype.element_ty))
     tl.debug_barrier()  # another warp may still read what this one overwrites
     tl.store(history + j, kept, mask=inside)
-
-
-@jit
-def older_taps(weight, history, c, inside, K: tl.constexpr):
-    """Return the sum of all products of channels c but those of the current token, oldest first."""
-    total = tl.zeros(c.shape, tl.float32)
-    for j in tl.static_range(K - 1):
-        h_C = tl.load(history + j, mask=inside, other=0.0).to(tl.float32)
-        total += h_C * tl.load(weight + c * K + j, mask=inside, other=0.0).to(tl.float32)
-    return total
-
-
-@jit
-def last_tap(weight, c, inside, K: tl.constexpr):
-    """Return what the current inputs of channels c are multiplied with, in float32."""
-    return tl.load(weight + c * K + K - 1, mask=inside, other=0.0).to(tl.float32)
-
-
-@jit
-def mixed(x_C, total, w_C, y):
-    """Return silu of the convolution of inputs x_C, in the dtype of `y`."""
-    return _silu(total + x_C.to(tl.float32) * w_C, y)
-
-
-@jit
-def shift_history(x_C, history, inside, K: tl.constexpr, BJ: tl.constexpr):
-    """Drop the oldest inputs of some channels and append x_C."""
-    j = tl.arange(0, BJ)[None, :]
-    at, inside = history[:, None] + j, inside[:, None]
-    old = tl.load(at + 1, mask=inside & (j < K - 2), other=0.0)
-    kept = tl.where(j < K - 2, old, x_C.to(history.dtype.element_ty)[:, None])
-    tl.debug_barrier()  # another warp may still read what this one overwrites
-    tl.store(at, kept, mask=inside & (j < K - 1))
-
-
-@jit
-def _step_kernel(
-    x, weight, pool, slots, y, C, x_row, pool_row,
-    K: tl.constexpr, BJ: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    start_next()
-    b = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + b).to(tl.int64)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    inside = c < tl.where(slot >= 0, C, 0)
-    history = pool + slot * pool_row + c * (K - 1)
-    total, w_C = older_taps(weight, history, c, inside, K), last_tap(weight, c, inside, K)
-    wait_for_inputs()
-    x_C = tl.load(x + b * x_row + c, mask=inside, other=0.0)
-    tl.store(y + b * C + c, mixed(x_C, total, w_C, y), mask=c < C)
-    shift_history(x_C, history, inside, K, BJ)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.delta_rule.conv1d import (
+from runtime.kernels.delta_rule.conv1d_step import (
     conv1d_step,
     conv1d_step_reference,
     last_tap,
@@ -32,7 +32,7 @@ from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.delta_rule.states import gated_delta_step, gated_delta_step_reference
 from runtime.kernels.delta_rule.step import advance, gates
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.norm.rms import Gate, gated_norm
+from runtime.kernels.norm.gated import Gate, gated_norm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -66,9 +66,15 @@ class Rule:
 
 
 def mixed_step_reference(
-    qkv_BC: Tensor, z_BVv: Tensor, a_BV: Tensor, b_BV: Tensor, rule: Rule,
-    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor,
-) -> Tensor:  # fmt: skip
+    qkv_BC: Tensor,
+    z_BVv: Tensor,
+    a_BV: Tensor,
+    b_BV: Tensor,
+    rule: Rule,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots_B: Tensor,
+) -> Tensor:
     """Say what `mixed_step` computes, in plain torch; the pools are updated in place."""
     qkv = conv1d_step_reference(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
     gate = Gate(z_BVv, rule.norm_v, rule.eps)
@@ -78,9 +84,17 @@ def mixed_step_reference(
 
 
 def mixed_step(
-    qkv_BC: Tensor, z_BVv: Tensor, a_BV: Tensor, b_BV: Tensor, rule: Rule,
-    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor, *, copied: bool = False,
-) -> Tensor:  # fmt: skip
+    qkv_BC: Tensor,
+    z_BVv: Tensor,
+    a_BV: Tensor,
+    b_BV: Tensor,
+    rule: Rule,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots_B: Tensor,
+    *,
+    copied: bool = False,
+) -> Tensor:
     """Return the normed and gated output [B, V, v] for one token of each sequence; slots move on.
 
     qkv_BC, z_BVv, a_BV, b_BV  model dtype, rows of one or two products; contiguous but for rows
@@ -99,25 +113,64 @@ def mixed_step(
 
 
 def _few(
-    qkv_BC: Tensor, z_BVv: Tensor, a_BV: Tensor, b_BV: Tensor, rule: Rule,
-    conv_pool: Tensor, state_pool: Tensor, slots_B: Tensor, start: dict[str, bool],
-) -> Tensor:  # fmt: skip
+    qkv_BC: Tensor,
+    z_BVv: Tensor,
+    a_BV: Tensor,
+    b_BV: Tensor,
+    rule: Rule,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots_B: Tensor,
+    start: dict[str, bool],
+) -> Tensor:
     _check(qkv_BC, z_BVv, rule, conv_pool, state_pool)
     (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(qkv_BC)
     channels, _, taps = rule.conv_C1K.shape
     o, y = (torch.empty(z_BVv.shape, dtype=qkv_BC.dtype, device=qkv_BC.device) for _ in "oy")
     columns = min(_COLUMNS, power_of_two(dv))
     _rule_kernel[(-(-dv // columns), heads, batch)](
-        qkv_BC, a_BV, b_BV, rule.conv_C1K, rule.A_log, rule.dt_bias, conv_pool, state_pool, slots_B,
-        o, *(x.stride(0) for x in (qkv_BC, a_BV, b_BV, conv_pool, state_pool)), dk**-0.5, EPS,
-        H=key_heads, V=heads, DK=dk, DV=dv, K=taps, BK=power_of_two(dk), BV=columns, num_warps=1,
+        qkv_BC,
+        a_BV,
+        b_BV,
+        rule.conv_C1K,
+        rule.A_log,
+        rule.dt_bias,
+        conv_pool,
+        state_pool,
+        slots_B,
+        o,
+        *(x.stride(0) for x in (qkv_BC, a_BV, b_BV, conv_pool, state_pool)),
+        dk**-0.5,
+        EPS,
+        H=key_heads,
+        V=heads,
+        DK=dk,
+        DV=dv,
+        K=taps,
+        BK=power_of_two(dk),
+        BV=columns,
+        num_warps=1,
         **start,
-    )  # fmt: skip
+    )
     _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), batch)](
-        o, z_BVv, rule.norm_v, y, qkv_BC, conv_pool, slots_B, channels,
-        *(x.stride(0) for x in (z_BVv, qkv_BC, conv_pool)), rule.eps,
-        V=heads, DV=dv, K=taps, BV=power_of_two(dv), BJ=power_of_two(taps), num_warps=1, **early(),
-    )  # fmt: skip
+        o,
+        z_BVv,
+        rule.norm_v,
+        y,
+        qkv_BC,
+        conv_pool,
+        slots_B,
+        channels,
+        *(x.stride(0) for x in (z_BVv, qkv_BC, conv_pool)),
+        rule.eps,
+        V=heads,
+        DV=dv,
+        K=taps,
+        BV=power_of_two(dv),
+        BJ=power_of_two(taps),
+        num_warps=1,
+        **early(),
+    )
     return y
 
 
@@ -136,11 +189,31 @@ def _check(qkv: Tensor, z: Tensor, rule: Rule, conv_pool: Tensor, state_pool: Te
 
 @jit
 def _rule_kernel(
-    qkv, a, b, filters, A_log, dt_bias, conv_pool, pool, slots, o,
-    qkv_row, a_row, b_row, conv_row, pool_row, scale, eps,
-    H: tl.constexpr, V: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    a,
+    b,
+    filters,
+    A_log,
+    dt_bias,
+    conv_pool,
+    pool,
+    slots,
+    o,
+    qkv_row,
+    a_row,
+    b_row,
+    conv_row,
+    pool_row,
+    scale,
+    eps,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+):
     start_next()
     h = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)
@@ -184,9 +257,24 @@ def _rule_kernel(
 
 @jit
 def _norm_kernel(
-    o, z, weight, y, qkv, conv_pool, slots, C, z_row, qkv_row, conv_row, eps,
-    V: tl.constexpr, DV: tl.constexpr, K: tl.constexpr, BV: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
+    o,
+    z,
+    weight,
+    y,
+    qkv,
+    conv_pool,
+    slots,
+    C,
+    z_row,
+    qkv_row,
+    conv_row,
+    eps,
+    V: tl.constexpr,
+    DV: tl.constexpr,
+    K: tl.constexpr,
+    BV: tl.constexpr,
+    BJ: tl.constexpr,
+):
     """Norm and gate one head, and append to the histories of as many channels as it is wide."""
     start_next()
     h, n = tl.program_id(0), tl.program_id(1).to(tl.int64)

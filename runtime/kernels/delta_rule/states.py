@@ -19,7 +19,7 @@ from runtime.kernels.delta_rule.prefill import launch_prefill
 from runtime.kernels.delta_rule.rule import chunks, heads_first, recurrence
 from runtime.kernels.delta_rule.step import launch_step
 from runtime.kernels.launch import use_triton, widen
-from runtime.kernels.norm.rms import Gate, gated_rmsnorm_reference
+from runtime.kernels.norm.gated import Gate, gated_rmsnorm_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,17 @@ _FEW_TOKENS = 8
 
 
 def gated_delta_step_reference(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor, gate: Gate | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    gate: Gate | None = None,
+) -> Tensor:
     """Say what `gated_delta_step` computes, in plain torch; the pool is updated in place."""
     o = torch.zeros_like(v, memory_format=torch.contiguous_format)
     inputs = heads_first(q, k, v, a, b, A_log, dt_bias)
@@ -48,9 +56,19 @@ def gated_delta_step_reference(
 
 
 def gated_delta_prefill_reference(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor, cu_seqlens: Tensor, *, rule: Rule = recurrence,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    rule: Rule = recurrence,
+) -> Tensor:
     """Say what `gated_delta_prefill` computes, in plain torch; the pool is updated in place.
 
     rule  `recurrence`, which defines the result, or `chunks`, which reaches it sooner
@@ -70,9 +88,17 @@ def gated_delta_prefill_reference(
 
 
 def gated_delta_step(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor, gate: Gate | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    gate: Gate | None = None,
+) -> Tensor:
     """Return o [B, V, v] in v's dtype for one token of each sequence; its slot moves on.
 
     q, k [B, H, k], v [B, V, v], a, b [B, V]   model dtype, straight from convolution and linears
@@ -90,9 +116,17 @@ def gated_delta_step(
 
 
 def gated_delta_prefill(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor, cu_seqlens: Tensor,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    cu_seqlens: Tensor,
+) -> Tensor:
     """Return o [T, V, v] in v's dtype for packed sequences; each one's state replaces its slot.
 
     q, k [T, H, k], v [T, V, v], a, b [T, V]   model dtype, straight from convolution and linears
@@ -108,9 +142,18 @@ def gated_delta_prefill(
     assert cu_seqlens.shape[0] == slots.shape[0] + 1, "one slot for each sequence"
     if not use_triton(q):
         return gated_delta_prefill_reference(
-            q, k, v, a, b, A_log, dt_bias, state_pool, slots, cu_seqlens,
+            q,
+            k,
+            v,
+            a,
+            b,
+            A_log,
+            dt_bias,
+            state_pool,
+            slots,
+            cu_seqlens,
             rule=chunks if len(q) > _FEW_TOKENS else recurrence,
-        )  # fmt: skip
+        )
     return launch_prefill(q, k, v, a, b, A_log, dt_bias, state_pool, slots, cu_seqlens)
 
 

@@ -20,22 +20,30 @@ import torch
 
 from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.norm.rms import gated_norm
+from runtime.kernels.norm.gated import gated_norm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.norm.rms import Gate
+    from runtime.kernels.norm.gated import Gate
 
 # states below which a GPU's multiprocessors have one each
 _FEW = 256
 
 
 def launch_step(
-    q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor,
-    state_pool: Tensor, slots: Tensor, gate: Gate | None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state_pool: Tensor,
+    slots: Tensor,
+    gate: Gate | None,
+) -> Tensor:
     """Return o of `gated_delta_step`, whose docstring names the arguments."""
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     batch, heads, dv = v.shape
@@ -45,11 +53,33 @@ def launch_step(
     tiles = 1 if gate is None else -(-dv // columns)
     z, norm, norm_eps = (gate.z_TVd, gate.weight_d, gate.eps) if gate else (None, None, 0.0)
     _step_kernel[(-(-dv // (columns * tiles)), heads, batch)](
-        q, k, v, a, b, A_log, dt_bias, state_pool, slots, z, norm, o,
-        *(x.stride(0) for x in (q, k, v, a, b, state_pool)), 0 if z is None else z.stride(0),
-        dk**-0.5, EPS, norm_eps, V=heads, REPEAT=heads // k.shape[1], DK=dk, DV=dv,
-        BK=power_of_two(dk), BV=columns, TILES=tiles, num_warps=warps, **early(),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        a,
+        b,
+        A_log,
+        dt_bias,
+        state_pool,
+        slots,
+        z,
+        norm,
+        o,
+        *(x.stride(0) for x in (q, k, v, a, b, state_pool)),
+        0 if z is None else z.stride(0),
+        dk**-0.5,
+        EPS,
+        norm_eps,
+        V=heads,
+        REPEAT=heads // k.shape[1],
+        DK=dk,
+        DV=dv,
+        BK=power_of_two(dk),
+        BV=columns,
+        TILES=tiles,
+        num_warps=warps,
+        **early(),
+    )
     return o
 
 
@@ -103,11 +133,36 @@ def advance(S_kv, q_k, k_k, v_v, decay, beta):
 
 @jit
 def _step_kernel(
-    q, k, v, a, b, A_log, dt_bias, pool, slots, z, norm, o,
-    q_row, k_row, v_row, a_row, b_row, pool_row, z_row, scale, eps, norm_eps,
-    V: tl.constexpr, REPEAT: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    a,
+    b,
+    A_log,
+    dt_bias,
+    pool,
+    slots,
+    z,
+    norm,
+    o,
+    q_row,
+    k_row,
+    v_row,
+    a_row,
+    b_row,
+    pool_row,
+    z_row,
+    scale,
+    eps,
+    norm_eps,
+    V: tl.constexpr,
+    REPEAT: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    TILES: tl.constexpr,
+):
     start_next()
     h = tl.program_id(1)
     n = tl.program_id(2).to(tl.int64)

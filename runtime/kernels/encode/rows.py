@@ -89,9 +89,18 @@ def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> Codes:
     scale_GM = torch.empty((num_groups, height), dtype=torch.float32, device=x_MK.device)
     rows = max(1, 4096 // cols)
     _quantize_rows_kernel[(-(-m // rows), num_groups)](
-        x_MK, codes, scale_GM, m, k, x_MK.stride(0), height,
-        GROUP=group, ROWS=rows, COLS=cols, num_warps=8 if cols > 4096 else 4,
-    )  # fmt: skip
+        x_MK,
+        codes,
+        scale_GM,
+        m,
+        k,
+        x_MK.stride(0),
+        height,
+        GROUP=group,
+        ROWS=rows,
+        COLS=cols,
+        num_warps=8 if cols > 4096 else 4,
+    )
     return Codes(codes, scale_GM.T)
 
 
@@ -136,9 +145,17 @@ def store_codes(x_K, codes, scale, height, m, K, BLOCK: tl.constexpr):
 
 @jit
 def _quantize_rows_kernel(
-    x, codes, scale, M, K, x_row, height,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    x,
+    codes,
+    scale,
+    M,
+    K,
+    x_row,
+    height,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, COLS)
     k = tl.program_id(1) * GROUP + i

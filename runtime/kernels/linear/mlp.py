@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
-from runtime.kernels.linear.row import row_gated, silu_times
+from runtime.kernels.linear.row_gated import row_gated, silu_times
 from runtime.kernels.linear.weight import BLOCK
 
 if TYPE_CHECKING:

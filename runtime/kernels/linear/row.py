@@ -23,7 +23,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.row_parts import (
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 # Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
 _FEWEST_PROGRAMS = 128
-_SHORT = 1024
+SHORT = 1024
 _LITTLE = 12 << 20
 _WIDE = 2048
 _PLAIN = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 2, "STAGES": 4}
@@ -58,8 +57,6 @@ _PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 _PLAIN_LITTLE_FP8 = _PLAIN_LITTLE | {"num_warps": 8}
 _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
-_GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
-_GATED_SHORT = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 
 
 def row_linear_reference(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None) -> Tensor:
@@ -74,15 +71,6 @@ def norm_row_linear_reference(
     """Say what `norm_row_linear` computes, in plain torch."""
     normed = rmsnorm_reference(x_1H, norm_H, eps)
     return tuple(product_reference(normed, weight) for weight in weights)
-
-
-def row_gated_reference(
-    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
-    """Say what `row_gated` computes, in plain torch."""
-    normed = x_1H if norm_H is None else rmsnorm_reference(x_1H, norm_H, eps)
-    gate, up = product_reference(normed, gate_up).chunk(2, dim=-1)
-    return silu(gate) * up
 
 
 def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
@@ -108,11 +96,11 @@ def norm_row_linear(
     """
     if not use_triton(x_1H):
         return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
-    if not _apart(weights[0]):
+    if not normed_apart(weights[0]):
         return _launch(x_1H, norm_H, eps, None, *weights)
     stored = [Stored.of(weight) for weight in weights]
     if fits_strips(stored[0]):
-        _check(x_1H, *stored)
+        check_row(x_1H, *stored)
         return strips(x_1H, norm_H, eps, *stored)
     return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
 
@@ -121,7 +109,7 @@ def normed_and_linear(
     x_1H: Tensor, norm_H: Tensor, eps: float, weight: Weight
 ) -> tuple[Tensor, Tensor]:
     """Return norm(x) [1, H] too, besides what `norm_row_linear` makes of one weight."""
-    if not use_triton(x_1H) or _apart(weight):
+    if not use_triton(x_1H) or normed_apart(weight):
         normed_1H = rmsnorm(x_1H, norm_H, eps)
         return normed_1H, row_linear(normed_1H, weight)
     normed_1H = torch.empty_like(x_1H)
@@ -129,32 +117,7 @@ def normed_and_linear(
     return normed_1H, y_1N
 
 
-def row_gated(
-    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
-) -> Tensor:
-    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, x being normed first if asked.
-
-    x_1H     [1, H] contiguous
-    gate_up  [2F, H], gate rows first
-    norm_H   [H], stored as w: the factor is 1 + w
-    """
-    if not use_triton(x_1H):
-        return row_gated_reference(x_1H, gate_up, norm_H, eps)
-    if norm_H is not None and _apart(gate_up):
-        x_1H, norm_H = rmsnorm(x_1H, norm_H, eps), None
-    stored, hidden = Stored.of(gate_up), _check(x_1H)
-    inner = stored.values.shape[0] // 2
-    assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
-    out_1F = x_1H.new_empty((1, inner))
-    blocks = row_blocks(_GATED if hidden > _SHORT else _GATED_SHORT, hidden, inner)
-    _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
-        x_1H, norm_H, stored.values, stored.scale, out_1F, hidden, inner, *stored.scale_strides,
-        eps, EDGE=stored.edge, WIDTH=power_of_two(hidden), **blocks, **early(),
-    )  # fmt: skip
-    return out_1F
-
-
-def _apart(weight: Weight) -> bool:
+def normed_apart(weight: Weight) -> bool:
     """Return whether the norm before this weight is a kernel of its own."""
     return weight.shape[1] >= _WIDE and Stored.of(weight).values.nbytes >= _LITTLE
 
@@ -172,7 +135,7 @@ def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30
     }
 
 
-def _check(x_1K: Tensor, *weights: Stored) -> int:
+def check_row(x_1K: Tensor, *weights: Stored) -> int:
     """Return the number of columns."""
     assert x_1K.shape[0] == 1, "these kernels are for one row"
     assert x_1K.is_contiguous(), "the row must be contiguous"
@@ -185,7 +148,7 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
     """Return launch options for one weight: small ones are spread over all multiprocessors."""
     (n, k), little = weight.values.shape, weight.values.nbytes < _LITTLE
     if normed:
-        blocks = row_blocks(_NORMED if k > _SHORT else _NORMED_SHORT, k)
+        blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT, k)
     elif little:
         blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
     else:
@@ -196,11 +159,15 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
 
 
 def _launch(
-    x_1K: Tensor, norm: Tensor | None, eps: float, residual: Tensor | None, *weights: Weight,
+    x_1K: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    *weights: Weight,
     kept: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     first, *more = [Stored.of(weight) for weight in weights]
-    k = _check(x_1K, first, *more)
+    k = check_row(x_1K, first, *more)
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     blocks = _plan(first, normed=norm is not None)
     outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
@@ -210,20 +177,44 @@ def _launch(
         programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
         second = more[0].to_product(outputs[1])
     _rows_kernel[(programs,)](
-        x_1K, norm, residual, kept, k, eps,
-        *first.to_product(outputs[0]), *second,
-        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=power_of_two(k), **blocks,
+        x_1K,
+        norm,
+        residual,
+        kept,
+        k,
+        eps,
+        *first.to_product(outputs[0]),
+        *second,
+        EDGE=first.edge,
+        EDGE2=more[0].edge if more else 0,
+        WIDTH=power_of_two(k),
+        **blocks,
         **early(),
-    )  # fmt: skip
+    )
     return tuple(outputs)
 
 
 @jit
 def _rows(
-    tile, x, norm, residual, kept, K, eps, weight, scale, y, N, scale_row, scale_col,
-    EDGE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    tile,
+    x,
+    norm,
+    residual,
+    kept,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    EDGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     first = tile * BLOCK_N
     n = first + tl.arange(0, BLOCK_N)
     # what no kernel writes comes while those before finish
@@ -265,100 +256,72 @@ def _rows(
 
 @jit
 def _rows_kernel(
-    x, norm, residual, kept, K, eps,
-    weight, scale, y, N, scale_row, scale_col, weight2, scale2, y2, N2, scale_row2, scale_col2,
-    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    norm,
+    residual,
+    kept,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    weight2,
+    scale2,
+    y2,
+    N2,
+    scale_row2,
+    scale_col2,
+    EDGE: tl.constexpr,
+    EDGE2: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
     start_next()
     if weight2 is None or tile < tiles:
         _rows(
-            tile, x, norm, residual, kept, K, eps, weight, scale, y, N, scale_row, scale_col,
-            EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
-        )  # fmt: skip
+            tile,
+            x,
+            norm,
+            residual,
+            kept,
+            K,
+            eps,
+            weight,
+            scale,
+            y,
+            N,
+            scale_row,
+            scale_col,
+            EDGE,
+            WIDTH,
+            BLOCK_N,
+            BLOCK_K,
+            STAGES,
+        )
     else:
         _rows(
-            tile - tiles, x, norm, residual, None, K, eps, weight2, scale2, y2, N2,
-            scale_row2, scale_col2, EDGE2, WIDTH, max(BLOCK_N // 4, 1), BLOCK_K,
+            tile - tiles,
+            x,
+            norm,
+            residual,
+            None,
+            K,
+            eps,
+            weight2,
+            scale2,
+            y2,
+            N2,
+            scale_row2,
+            scale_col2,
+            EDGE2,
+            WIDTH,
+            max(BLOCK_N // 4, 1),
+            BLOCK_K,
             min(STAGES, 2),
-        )  # fmt: skip
-
-
-@jit
-def gated_sums(
-    x, norm, eps, gate_up, scale, first, H, F, scale_row, scale_col, WAIT: tl.constexpr,
-    EDGE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Return (gate, up) of BLOCK_N columns from `first` on, in float32.
-
-    WAIT  1: the kernels before may still be writing x when the weights are asked for
-    """
-    up_first, up_last = F + first, 2 * F
-    g0 = weight_part(gate_up, first, F, 0, H, BLOCK_N, BLOCK_K)
-    u0 = weight_part(gate_up, up_first, up_last, 0, H, BLOCK_N, BLOCK_K)
-    g1 = weight_part(gate_up, first, F, BLOCK_K, H, BLOCK_N, BLOCK_K)
-    u1 = weight_part(gate_up, up_first, up_last, BLOCK_K, H, BLOCK_N, BLOCK_K)
-    n0, n1 = norm_part(norm, 0, H, BLOCK_K), norm_part(norm, BLOCK_K, H, BLOCK_K)
-    sg0 = part_scales(scale, gate_up, first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
-    su0 = part_scales(scale, gate_up, up_first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
-    sg1 = part_scales(scale, gate_up, first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
-    su1 = part_scales(scale, gate_up, up_first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
-    sg_N = row_scales(scale, first, F, EDGE, BLOCK_N)
-    su_N = row_scales(scale, up_first, up_last, EDGE, BLOCK_N)
-    if WAIT > 0:
-        wait_for_inputs()
-    x0, x1 = x_part(x, 0, H, BLOCK_K), x_part(x, BLOCK_K, H, BLOCK_K)
-    root = 1.0
-    if norm is not None:
-        root = root_mean(x, H, eps, WIDTH)
-    gate = no_products(gate_up, BLOCK_N, BLOCK_K)
-    up = no_products(gate_up, BLOCK_N, BLOCK_K)
-    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
-    gate = add_products(gate, g0, x0, sg0, EDGE)
-    up = add_products(up, u0, x0, su0, EDGE)
-    gate = add_products(gate, g1, x1, sg1, EDGE)
-    up = add_products(up, u1, x1, su1, EDGE)
-    if STAGES > 0:
-        for start in tl.range(2 * BLOCK_K, H, BLOCK_K, num_stages=STAGES):
-            g = weight_part(gate_up, first, F, start, H, BLOCK_N, BLOCK_K)
-            u = weight_part(gate_up, up_first, up_last, start, H, BLOCK_N, BLOCK_K)
-            w_K, x_K = norm_part(norm, start, H, BLOCK_K), x_part(x, start, H, BLOCK_K)
-            x_K = normed(x_K, w_K, root, x, norm)
-            sg = part_scales(scale, gate_up, first, start, H, scale_row, scale_col, EDGE, BLOCK_K)
-            su = part_scales(
-                scale, gate_up, up_first, start, H, scale_row, scale_col, EDGE, BLOCK_K
-            )
-            gate = add_products(gate, g, x_K, sg, EDGE)
-            up = add_products(up, u, x_K, su, EDGE)
-    return finished(gate, sg_N, EDGE), finished(up, su_N, EDGE)
-
-
-@jit
-def rounded(x, like):
-    """Return x rounded to the dtype of the pointer `like`, in float32."""
-    return x.to(like.dtype.element_ty).to(tl.float32)
-
-
-@jit
-def silu_times(gate, up, like):
-    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
-    gate = rounded(gate, like)
-    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)
-
-
-@jit
-def _gated_kernel(
-    x, norm, gate_up, scale, out, H, F, scale_row, scale_col, eps,
-    EDGE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0) * BLOCK_N
-    start_next()
-    gate, up = gated_sums(
-        x, norm, eps, gate_up, scale, first, H, F, scale_row, scale_col, 1,
-        EDGE, WIDTH, BLOCK_N, BLOCK_K, STAGES,
-    )  # fmt: skip
-    n = first + tl.arange(0, BLOCK_N)
-    tl.store(out + n, silu_times(gate, up, out).to(out.dtype.element_ty), mask=n < F)
+        )

@@ -61,19 +61,40 @@ def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Stored) -> tuple[
         programs += outputs[1].shape[1]
         second = more[0].to_product(outputs[1])
     _strips_kernel[(programs,)](
-        x_1K, norm_K, k, eps, *first.to_product(outputs[0]), *second,
-        EDGE=first.edge, EDGE2=more[0].edge if more else 0, WIDTH=max(power_of_two(k), 16),
-        **_STRIP, **early(),
-    )  # fmt: skip
+        x_1K,
+        norm_K,
+        k,
+        eps,
+        *first.to_product(outputs[0]),
+        *second,
+        EDGE=first.edge,
+        EDGE2=more[0].edge if more else 0,
+        WIDTH=max(power_of_two(k), 16),
+        **_STRIP,
+        **early(),
+    )
     return outputs
 
 
 @jit
 def _strip(
-    first, x, norm, K, eps, weight, scale, y, N, scale_row, scale_col,
-    EDGE: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    first,
+    x,
+    norm,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    EDGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """ROWS rows from `first` on, TILE at a time; they lie within one block of scales."""
     n, turn = first + tl.arange(0, ROWS), tl.arange(0, ROWS // TILE)[:, None]
     w_K = norm_part(norm, 0, K, WIDTH)
@@ -96,21 +117,67 @@ def _strip(
 
 @jit
 def _strips_kernel(
-    x, norm, K, eps,
-    weight, scale, y, N, scale_row, scale_col, weight2, scale2, y2, N2, scale_row2, scale_col2,
-    EDGE: tl.constexpr, EDGE2: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    norm,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    weight2,
+    scale2,
+    y2,
+    N2,
+    scale_row2,
+    scale_col2,
+    EDGE: tl.constexpr,
+    EDGE2: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """Take a row of the second weight, whose programs come first and end first, or a strip."""
     start_next()
     program = tl.program_id(0)
     if weight2 is None or program >= N2:
         _strip(
-            (program - N2) * ROWS, x, norm, K, eps, weight, scale, y, N, scale_row, scale_col,
-            EDGE, WIDTH, ROWS, TILE, STAGES,
-        )  # fmt: skip
+            (program - N2) * ROWS,
+            x,
+            norm,
+            K,
+            eps,
+            weight,
+            scale,
+            y,
+            N,
+            scale_row,
+            scale_col,
+            EDGE,
+            WIDTH,
+            ROWS,
+            TILE,
+            STAGES,
+        )
     else:
         _strip(
-            program, x, norm, K, eps, weight2, scale2, y2, N2, scale_row2, scale_col2,
-            EDGE2, WIDTH, 1, 1, 1,
-        )  # fmt: skip
+            program,
+            x,
+            norm,
+            K,
+            eps,
+            weight2,
+            scale2,
+            y2,
+            N2,
+            scale_row2,
+            scale_col2,
+            EDGE2,
+            WIDTH,
+            1,
+            1,
+            1,
+        )

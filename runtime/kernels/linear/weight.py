@@ -162,17 +162,35 @@ def dequant(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
     grid = (-(-n // BLOCK), -(-k // BLOCK), codes.numel() // (n * k))
     _dequant_kernel[grid](
-        codes, scale, out, n, k, *scale.shape[-2:], int(edge > 1),
-        EDGE=edge, ROWS=BLOCK, COLS=BLOCK, num_warps=8,
-    )  # fmt: skip
+        codes,
+        scale,
+        out,
+        n,
+        k,
+        *scale.shape[-2:],
+        int(edge > 1),
+        EDGE=edge,
+        ROWS=BLOCK,
+        COLS=BLOCK,
+        num_warps=8,
+    )
     return out
 
 
 @jit
 def _dequant_kernel(
-    codes, scale, out, N, K, scale_rows, scale_cols, scale_col,
-    EDGE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-):  # fmt: skip
+    codes,
+    scale,
+    out,
+    N,
+    K,
+    scale_rows,
+    scale_cols,
+    scale_col,
+    EDGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
     e = tl.program_id(2).to(tl.int64)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)

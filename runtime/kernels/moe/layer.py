@@ -172,9 +172,13 @@ def moe_experts(
 
 
 def expert_terms(
-    x_TH: Tensor, gate_up: Experts, down: Experts, weights_Tk: Tensor, experts_Tk: Tensor,
+    x_TH: Tensor,
+    gate_up: Experts,
+    down: Experts,
+    weights_Tk: Tensor,
+    experts_Tk: Tensor,
     codes: Codes | None = None,
-) -> Tensor | Pairs:  # fmt: skip
+) -> Tensor | Pairs:
     """Return `moe_experts`, its arguments too, or for more than a few tokens what it sums.
 
     codes  those of x, if there are any

@@ -74,10 +74,18 @@ def _launch_route(logits: Tensor, num_experts: int, k: int, out: int) -> tuple[T
     weights = torch.empty((num_tokens, out), dtype=logits.dtype, device=logits.device)
     experts = torch.empty((num_tokens, out), dtype=torch.int64, device=logits.device)
     _route_kernel[(num_tokens,)](
-        logits, weights, experts, num_experts, logits.stride(0),
-        TOP=k, OUT=out, BLOCK_E=power_of_two(num_experts), BLOCK_J=power_of_two(out), num_warps=1,
+        logits,
+        weights,
+        experts,
+        num_experts,
+        logits.stride(0),
+        TOP=k,
+        OUT=out,
+        BLOCK_E=power_of_two(num_experts),
+        BLOCK_J=power_of_two(out),
+        num_warps=1,
         **early(),
-    )  # fmt: skip
+    )
     return weights, experts
 
 
@@ -131,9 +139,16 @@ def likeliest(
 
 @jit
 def _route_kernel(
-    logits, weights, experts, E, row,
-    TOP: tl.constexpr, OUT: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_J: tl.constexpr,
-):  # fmt: skip
+    logits,
+    weights,
+    experts,
+    E,
+    row,
+    TOP: tl.constexpr,
+    OUT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+):
     """Write the TOP likeliest of E experts, likeliest first.
 
     OUT is TOP, or TOP + 1 where column E of the logits is the gate of expert E, the shared one,

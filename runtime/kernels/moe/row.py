@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.linear.row import rounded, silu_times
+from runtime.kernels.linear.row_gated import silu_times
 from runtime.kernels.linear.row_parts import x_part
-from runtime.kernels.moe.routing import likeliest, order_keys, take_best
+from runtime.kernels.moe.routing import order_keys, take_best
+from runtime.kernels.moe.row_down import down_kernel, row_products
 from runtime.kernels.overlap import ask, early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -64,30 +65,46 @@ def routed_row(
     lines = power_of_two(-(-hidden * gate_up.values.element_size() // _LINE))
     inner_JF = x_1H.new_empty((k + 1, inner))
     _gated_kernel[(inner // columns, k + 1)](
-        x_1H, gate_up.values, gate_up.scale, logits, inner_JF, num_experts, hidden, inner,
-        *gate_up.scale_strides, EDGE=gate_up.edge, BLOCK_K=width, PARTS=-(-hidden // width),
-        COLUMNS=columns, LINES=lines, WARPS=for_gated["num_warps"], **choice, **for_gated,
+        x_1H,
+        gate_up.values,
+        gate_up.scale,
+        logits,
+        inner_JF,
+        num_experts,
+        hidden,
+        inner,
+        *gate_up.scale_strides,
+        EDGE=gate_up.edge,
+        BLOCK_K=width,
+        PARTS=-(-hidden // width),
+        COLUMNS=columns,
+        LINES=lines,
+        WARPS=for_gated["num_warps"],
+        **choice,
+        **for_gated,
         **early(),
-    )  # fmt: skip
+    )
     y_1H = torch.empty_like(x_1H)
-    _down_kernel[(-(-hidden // for_down["BLOCK_N"]),)](
-        inner_JF, down.values, down.scale, logits, residual_1H, y_1H, num_experts, hidden, inner,
-        *down.scale_strides, EDGE=down.edge, BLOCK_K=max(power_of_two(inner), 16),
-        BLOCK_J=power_of_two(k), WARPS=for_down["num_warps"], **choice, **for_down, **early(),
-    )  # fmt: skip
+    down_kernel[(-(-hidden // for_down["BLOCK_N"]),)](
+        inner_JF,
+        down.values,
+        down.scale,
+        logits,
+        residual_1H,
+        y_1H,
+        num_experts,
+        hidden,
+        inner,
+        *down.scale_strides,
+        EDGE=down.edge,
+        BLOCK_K=max(power_of_two(inner), 16),
+        BLOCK_J=power_of_two(k),
+        WARPS=for_down["num_warps"],
+        **choice,
+        **for_down,
+        **early(),
+    )
     return y_1H
-
-
-@jit
-def _products(w, x, s, EDGE: tl.constexpr):
-    """Return w * x [..., NUM], summed over the 16 bytes of weights that a thread loaded at once.
-
-    w  [..., NUM, VECTOR], x that can be multiplied with it, the scales s with the sums
-    """
-    products = tl.sum(w.to(tl.float32) * x, len(w.shape) - 1)
-    if EDGE > 1:
-        products *= s.to(tl.float32)
-    return products
 
 
 @jit
@@ -110,11 +127,27 @@ def _expert_of(place, keys, E, TOP: tl.constexpr):
 
 @jit
 def _gated_kernel(
-    x, gate_up, scale, logits, inner, E, H, F, scale_expert, scale_row, scale_col,
-    EDGE: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-    TOP: tl.constexpr, BLOCK_E: tl.constexpr, STAGES: tl.constexpr, WARPS: tl.constexpr,
+    x,
+    gate_up,
+    scale,
+    logits,
+    inner,
+    E,
+    H,
+    F,
+    scale_expert,
+    scale_row,
+    scale_col,
+    EDGE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    STAGES: tl.constexpr,
+    WARPS: tl.constexpr,
     LINES: tl.constexpr,
-):  # fmt: skip
+):
     """COLUMNS of inner for one place: each from rows f and F + f, in PARTS parts of H."""
     VECTOR: tl.constexpr = 128 // gate_up.dtype.element_ty.primitive_bitwidth
     NUM: tl.constexpr = BLOCK_K // VECTOR
@@ -144,7 +177,7 @@ def _gated_kernel(
                 s_part = s_at + (start + g) // 128 * scale_col
                 s = tl.load(s_part, mask=g < H - start + half * 0, other=0.0)
         w, x_gK = tl.reshape(w, (2, NUM, VECTOR)), tl.reshape(x_K, (1, NUM, VECTOR))
-        total += _products(w, x_gK, s, EDGE)
+        total += row_products(w, x_gK, s, EDGE)
         if step % PARTS == PARTS - 1:
             y = tl.sum(total, 1)
             if EDGE == 1:
@@ -153,92 +186,3 @@ def _gated_kernel(
             kept = tl.where(column == step // PARTS, silu_times(gate, up, inner), kept)
             total = tl.zeros((2, NUM), tl.float32)
     tl.store(inner + place * F + first + column, kept.to(inner.dtype.element_ty))
-
-
-@jit
-def _down_rows(weight, experts, used, first, H, F, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return BLOCK_N rows of some experts, [experts, BLOCK_N, BLOCK_K]."""
-    n, k = first + tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-    inside = used[:, None, None] & (n < H) & (k < F)
-    at = (experts[:, None, None] * H + n) * F + k
-    return tl.load(weight + at, mask=inside, other=0.0)
-
-
-@jit
-def _down_scales(
-    scale, weight, experts, used, first, H, F, scale_expert, scale_row, scale_col,
-    EDGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Return their scales: [experts, 1, one for 16 bytes], or [experts, BLOCK_N] for whole rows."""
-    VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
-    s = tl.zeros((1, 1), tl.float32)
-    if EDGE > 1:
-        g = (tl.arange(0, BLOCK_K // VECTOR) * VECTOR)[None, None, :]
-        at = scale + experts[:, None, None] * scale_expert + first // 128 * scale_row
-        s = tl.load(at + g // 128 * scale_col, mask=used[:, None, None] & (g < F), other=0.0)
-    elif EDGE == 1:
-        n = first + tl.arange(0, BLOCK_N)[None, :]
-        at = scale + experts[:, None] * scale_expert + n
-        s = tl.load(at, mask=used[:, None] & (n < H), other=0.0)
-    return s
-
-
-@jit
-def _inner_rows(inner, place, used, F, BLOCK_K: tl.constexpr):
-    """Return the rows `place` of inner, [places, BLOCK_K]."""
-    k = tl.arange(0, BLOCK_K)[None, :]
-    return tl.load(inner + place[:, None] * F + k, mask=used[:, None] & (k < F), other=0.0)
-
-
-@jit
-def _down_sums(w, x, s, like, EDGE: tl.constexpr):
-    """Return the products of w and x, one row for each expert, rounded: [experts, BLOCK_N]."""
-    NUM_J: tl.constexpr = w.shape[0]
-    VECTOR: tl.constexpr = 128 // w.dtype.primitive_bitwidth
-    NUM: tl.constexpr = w.shape[2] // VECTOR
-    w = tl.reshape(w, (NUM_J, w.shape[1], NUM, VECTOR))
-    x = tl.reshape(x.to(tl.float32), (NUM_J, 1, NUM, VECTOR))
-    y = tl.sum(_products(w, x, s, EDGE), 2)
-    if EDGE == 1:
-        y *= s.to(tl.float32)
-    return rounded(y, like)
-
-
-@jit
-def _down_kernel(
-    inner, down, scale, logits, residual, y, E, H, F, scale_expert, scale_row, scale_col,
-    EDGE: tl.constexpr, TOP: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WARPS: tl.constexpr, LATE: tl.constexpr,
-):  # fmt: skip
-    """BLOCK_K spans F. LATE: the next kernel starts when these weights have been asked for."""
-    if not LATE:
-        start_next()
-    first = tl.program_id(0) * BLOCK_N
-    n, j = first + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_J)
-    experts, used = likeliest(logits, E, TOP, BLOCK_J, BLOCK_E, WARPS).to(tl.int64), j < TOP
-    shared = tl.zeros((1,), tl.int64) + E
-    w = _down_rows(down, experts, used, first, H, F, BLOCK_N, BLOCK_K)
-    w_shared = _down_rows(down, shared, shared == E, first, H, F, BLOCK_N, BLOCK_K)
-    s = _down_scales(
-        scale, down, experts, used, first, H, F, scale_expert, scale_row, scale_col,
-        EDGE, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    s_shared = _down_scales(
-        scale, down, shared, shared == E, first, H, F, scale_expert, scale_row, scale_col,
-        EDGE, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    if LATE:
-        start_next()
-    r_N = tl.load(residual + n, mask=n < H, other=0.0, cache_modifier=".cg").to(tl.float32)
-    p = tl.load(logits + experts, mask=used, other=-float("inf"), cache_modifier=".cg")
-    p = p.to(tl.float32)
-    p = tl.exp(p - tl.max(p, 0))
-    p = rounded(p / tl.sum(p, 0), logits)
-    p_shared = rounded(tl.sigmoid(tl.load(logits + E, cache_modifier=".cg").to(tl.float32)), logits)
-    wait_for_inputs()
-    x = _inner_rows(inner, j, used, F, BLOCK_K)
-    x_shared = _inner_rows(inner, shared * 0 + TOP, shared == E, F, BLOCK_K)
-    out = _down_sums(w, x, s, y, EDGE)
-    out_shared = _down_sums(w_shared, x_shared, s_shared, y, EDGE)
-    y_N = tl.sum(rounded(out * p[:, None], y), 0) + tl.sum(rounded(out_shared * p_shared, y), 0)
-    tl.store(y + n, (r_N + rounded(y_N, y)).to(y.dtype.element_ty), mask=n < H)

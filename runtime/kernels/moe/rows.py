@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.linear.row import gated_sums, rounded, row_blocks, silu_times
+from runtime.kernels.linear.row import row_blocks
+from runtime.kernels.linear.row_gated import gated_sums, rounded, silu_times
 from runtime.kernels.linear.row_parts import (
     add_products,
     finished,
@@ -46,9 +47,19 @@ def _gated(x_TH: Tensor, gate_up: Stored, experts_Tk: Tensor) -> Tensor:
     blocks = row_blocks(_GATED, hidden, inner)
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     _gated_kernel[(-(-inner // blocks["BLOCK_N"]), num_tokens * k)](
-        x_TH, gate_up.values, gate_up.scale, experts_Tk, inner_PF, hidden, inner,
-        *gate_up.scale_strides, TOP=k, EDGE=gate_up.edge, **blocks, **early(),
-    )  # fmt: skip
+        x_TH,
+        gate_up.values,
+        gate_up.scale,
+        experts_Tk,
+        inner_PF,
+        hidden,
+        inner,
+        *gate_up.scale_strides,
+        TOP=k,
+        EDGE=gate_up.edge,
+        **blocks,
+        **early(),
+    )
     return inner_PF
 
 
@@ -57,18 +68,41 @@ def _down(inner_PF: Tensor, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor
     y_TH = inner_PF.new_empty((num_tokens, hidden))
     blocks = _DOWN | {"BLOCK_K": max(power_of_two(inner), 16)}
     _down_kernel[(-(-hidden // blocks["BLOCK_N"]), num_tokens)](
-        inner_PF, down.values, down.scale, experts_Tk, weights_Tk, y_TH, hidden, inner,
-        *down.scale_strides, TOP=k, EDGE=down.edge, **blocks, **early(),
-    )  # fmt: skip
+        inner_PF,
+        down.values,
+        down.scale,
+        experts_Tk,
+        weights_Tk,
+        y_TH,
+        hidden,
+        inner,
+        *down.scale_strides,
+        TOP=k,
+        EDGE=down.edge,
+        **blocks,
+        **early(),
+    )
     return y_TH
 
 
 @jit
 def _gated_kernel(
-    x, gate_up, scale, experts, inner, H, F, scale_expert, scale_row, scale_col,
-    TOP: tl.constexpr, EDGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    x,
+    gate_up,
+    scale,
+    experts,
+    inner,
+    H,
+    F,
+    scale_expert,
+    scale_row,
+    scale_col,
+    TOP: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     pair = tl.program_id(1)
     first = tl.program_id(0) * BLOCK_N
     start_next()
@@ -76,9 +110,23 @@ def _gated_kernel(
     expert = tl.load(experts + pair)
     row = x + (pair // TOP).to(tl.int64) * H
     gate, up = gated_sums(
-        row, None, 0.0, gate_up + expert * 2 * F * H, scale + expert * scale_expert, first, H, F,
-        scale_row, scale_col, 0, EDGE, 1, BLOCK_N, BLOCK_K, STAGES,
-    )  # fmt: skip
+        row,
+        None,
+        0.0,
+        gate_up + expert * 2 * F * H,
+        scale + expert * scale_expert,
+        first,
+        H,
+        F,
+        scale_row,
+        scale_col,
+        0,
+        EDGE,
+        1,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
     n = first + tl.arange(0, BLOCK_N)
     product = silu_times(gate, up, inner).to(inner.dtype.element_ty)
     tl.store(inner + pair.to(tl.int64) * F + n, product, mask=n < F)
@@ -86,10 +134,23 @@ def _gated_kernel(
 
 @jit
 def _down_kernel(
-    inner, down, scale, experts, weights, y, H, F, scale_expert, scale_row, scale_col,
-    TOP: tl.constexpr, EDGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+    inner,
+    down,
+    scale,
+    experts,
+    weights,
+    y,
+    H,
+    F,
+    scale_expert,
+    scale_row,
+    scale_col,
+    TOP: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
     """BLOCK_K spans F."""
     t = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK_N

@@ -74,9 +74,20 @@ def expert_blocks(experts_Tk: Tensor, num_experts: int, block: int) -> tuple[Ten
         counts, tiles, num_experts, ROWS=256, COLS=8, num_warps=4, **early()
     )
     _place_kernel[(tiles + num_experts + 1,)](
-        experts_Tk, rank_P, counts, order_P, blocks_B3, num_pairs, num_experts, tiles, num_blocks,
-        SIZE=block, **sizes, num_warps=4, **early(),
-    )  # fmt: skip
+        experts_Tk,
+        rank_P,
+        counts,
+        order_P,
+        blocks_B3,
+        num_pairs,
+        num_experts,
+        tiles,
+        num_blocks,
+        SIZE=block,
+        **sizes,
+        num_warps=4,
+        **early(),
+    )
     return order_P, blocks_B3
 
 
@@ -128,9 +139,19 @@ def _before_kernel(counts, tiles, E, ROWS: tl.constexpr, COLS: tl.constexpr):
 
 @jit
 def _place_kernel(
-    experts, rank, before, order, blocks, P, E, tiles, B,
-    SIZE: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
-):  # fmt: skip
+    experts,
+    rank,
+    before,
+    order,
+    blocks,
+    P,
+    E,
+    tiles,
+    B,
+    SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    BINS: tl.constexpr,
+):
     start_next()
     wait_for_inputs()
     bins, program = tl.arange(0, BINS), tl.program_id(0)

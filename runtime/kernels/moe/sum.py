@@ -92,10 +92,20 @@ def add_pairs_rmsnorm(
     y_TH = pairs.rows.new_empty((num_tokens, hidden))
     total_TH, block = torch.empty_like(y_TH), power_of_two(hidden)
     _sum_norm_kernel[(num_tokens,)](
-        pairs.rows, residual_TH, weight_H, y_TH, *room_of(codes, residual_TH), total_TH, hidden,
-        residual_TH.stride(0), eps,
-        TOP=pairs.k, BLOCK=block, num_warps=min(max(block // (32 * _THREAD), 1), 16), **early(),
-    )  # fmt: skip
+        pairs.rows,
+        residual_TH,
+        weight_H,
+        y_TH,
+        *room_of(codes, residual_TH),
+        total_TH,
+        hidden,
+        residual_TH.stride(0),
+        eps,
+        TOP=pairs.k,
+        BLOCK=block,
+        num_warps=min(max(block // (32 * _THREAD), 1), 16),
+        **early(),
+    )
     return y_TH, total_TH
 
 
@@ -125,9 +135,20 @@ def _sum_kernel(rows, y, H, TOP: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def _sum_norm_kernel(
-    rows, residual, weight, y, codes, codes_scale, height, total, H, residual_row, eps,
-    TOP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    rows,
+    residual,
+    weight,
+    y,
+    codes,
+    codes_scale,
+    height,
+    total,
+    H,
+    residual_row,
+    eps,
+    TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     start_next()
     wait_for_inputs()
     t = tl.program_id(0).to(tl.int64)

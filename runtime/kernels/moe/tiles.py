@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import autotune, jit, tl
-from runtime.kernels.linear.product import add_product, block_of_rows, scale_rows
-from runtime.kernels.linear.row import rounded, silu_times
+from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.tiles import add_product, block_of_rows, scale_rows
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe.sort import expert_block, expert_blocks
 from runtime.kernels.moe.sum import Pairs
@@ -34,9 +34,15 @@ _MOST_PAIRS = 64  # with 128, tiles of two sums spill registers
 
 
 def grouped(
-    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor,
-    *, quantise: bool, x_codes: Codes | None = None,
-) -> Pairs:  # fmt: skip
+    x_TH: Tensor,
+    gate_up: Stored,
+    down: Stored,
+    weights_Tk: Tensor,
+    experts_Tk: Tensor,
+    *,
+    quantise: bool,
+    x_codes: Codes | None = None,
+) -> Pairs:
     """Return the weighted outputs of each token's experts.
 
     quantise  x and the inner activations too
@@ -55,16 +61,39 @@ def grouped(
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     x, x_scale = _activations(x_TH, gate_up, quantise=quantise)
     _gate_up_kernel[lambda meta: (num_blocks, -(-2 * inner // meta["BLOCK_N"]))](
-        x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, inner_PF,
-        num_tokens, hidden, inner, *gate_up.scale_strides,
-        TOP=k, EDGE=gate_up.edge, BLOCK_M=block,
-    )  # fmt: skip
+        x,
+        x_scale,
+        gate_up.values,
+        gate_up.scale,
+        order_P,
+        blocks_B3,
+        inner_PF,
+        num_tokens,
+        hidden,
+        inner,
+        *gate_up.scale_strides,
+        TOP=k,
+        EDGE=gate_up.edge,
+        BLOCK_M=block,
+    )
     out_PH = x_TH.new_empty((num_tokens * k, hidden))
     x, x_scale = _activations(inner_PF, down, quantise=quantise)
     _down_kernel[lambda meta: (num_blocks, -(-hidden // meta["BLOCK_N"]))](
-        x, x_scale, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
-        num_tokens * k, hidden, inner, *down.scale_strides, EDGE=down.edge, BLOCK_M=block,
-    )  # fmt: skip
+        x,
+        x_scale,
+        down.values,
+        down.scale,
+        order_P,
+        blocks_B3,
+        weights_Tk,
+        out_PH,
+        num_tokens * k,
+        hidden,
+        inner,
+        *down.scale_strides,
+        EDGE=down.edge,
+        BLOCK_M=block,
+    )
     return Pairs(out_PH, k)
 
 
@@ -83,10 +112,25 @@ TILE_CHOICES = [
 @autotune(TILE_CHOICES, key=["H", "F", "BLOCK_M", "EDGE"])
 @jit
 def _gate_up_kernel(
-    x, x_scale, gate_up, scale, order, blocks, inner, T, H, F, scale_expert, scale_row, scale_col,
-    TOP: tl.constexpr, EDGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scale,
+    gate_up,
+    scale,
+    order,
+    blocks,
+    inner,
+    T,
+    H,
+    F,
+    scale_expert,
+    scale_row,
+    scale_col,
+    TOP: tl.constexpr,
+    EDGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     expert, place, used = expert_block(blocks, BLOCK_M)
     if expert < 0:
         return
@@ -105,9 +149,21 @@ def _gate_up_kernel(
         x_KM = tl.load(x_rows + start, mask=used[None, :] & left[:, None], other=0.0)
         w_NK = tl.load(w_rows + start, mask=(f < F)[:, None] & left[None, :], other=0.0)
         total = add_product(
-            total, w_NK, x_KM, s, x_scale,
-            row, t, f < F, used, start, T, scale_row, scale_col, EDGE,
-        )  # fmt: skip
+            total,
+            w_NK,
+            x_KM,
+            s,
+            x_scale,
+            row,
+            t,
+            f < F,
+            used,
+            start,
+            T,
+            scale_row,
+            scale_col,
+            EDGE,
+        )
     total = scale_rows(total, s, x_scale, row, t, f < F, used, EDGE)
     both = tl.permute(tl.reshape(total, (2, HALF, BLOCK_M)), (2, 1, 0))
     gate, up = tl.split(both)
@@ -120,11 +176,25 @@ def _gate_up_kernel(
 @autotune(TILE_CHOICES, key=["H", "F", "BLOCK_M", "EDGE"])
 @jit
 def _down_kernel(
-    inner, x_scale, down, scale, order, blocks, weights, out, P, H, F,
-    scale_expert, scale_row, scale_col,
+    inner,
+    x_scale,
+    down,
+    scale,
+    order,
+    blocks,
+    weights,
+    out,
+    P,
+    H,
+    F,
+    scale_expert,
+    scale_row,
+    scale_col,
     EDGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     expert, place, used = expert_block(blocks, BLOCK_M)
     if expert < 0:
         return
@@ -139,9 +209,21 @@ def _down_kernel(
         x_KM = tl.load(x_rows + start, mask=used[None, :] & left[:, None], other=0.0)
         w_NK = tl.load(w_rows + start, mask=(h < H)[:, None] & left[None, :], other=0.0)
         total = add_product(
-            total, w_NK, x_KM, s, x_scale,
-            h, place, h < H, used, start, P, scale_row, scale_col, EDGE,
-        )  # fmt: skip
+            total,
+            w_NK,
+            x_KM,
+            s,
+            x_scale,
+            h,
+            place,
+            h < H,
+            used,
+            start,
+            P,
+            scale_row,
+            scale_col,
+            EDGE,
+        )
     total = scale_rows(total, s, x_scale, h, place, h < H, used, EDGE)
     pair = tl.load(order + place, mask=used, other=0)
     weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)

@@ -8,8 +8,7 @@ a thread has two, and that of a weight to all of a tile. The tensor cores keep a
 FP8 sum, so 128 columns are summed there, then added in float32. The inner activations are rounded
 to the model dtype, then quantised, before they leave: F is a multiple of 128.
 
-The programs of the second product keep a block's activations on chip and walk along the rows of
-its expert: with F this short a program for each tile would mostly wait for its first operands.
+The second product: see w8a8_down.
 
 An expert's last block may hold few pairs. Up to 64, the fewest rows that the tensor cores take from
 four warps, it is a tile of 64 rows: the same sums at half the cost.
@@ -28,16 +27,16 @@ import torch
 
 from runtime.kernels.encode.rows import quantize_rows, quantized
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
-from runtime.kernels.linear.row import rounded, silu_times
+from runtime.kernels.linear.row_gated import rounded, silu_times
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe.sort import block_of
+from runtime.kernels.moe.w8a8_down import down_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Stored
-
 
 # codes of a block's inner activations that stay on chip
 _KEPT = 1 << 16
@@ -53,9 +52,15 @@ def most_pairs(inner: int) -> int:
 
 
 def w8a8_pairs(
-    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor,
-    order_P: Tensor, blocks_B3: Tensor, block: int, codes: Codes | None = None,
-) -> Tensor:  # fmt: skip
+    x_TH: Tensor,
+    gate_up: Stored,
+    down: Stored,
+    weights_Tk: Tensor,
+    order_P: Tensor,
+    blocks_B3: Tensor,
+    block: int,
+    codes: Codes | None = None,
+) -> Tensor:
     """Return the weighted output of each pair [P, H], in the order of pairs.
 
     codes  those of x in groups of 128, if there are any
@@ -68,15 +73,41 @@ def w8a8_pairs(
     scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
     out_PH = x_TH.new_empty((num_pairs, hidden))
     _gate_up_kernel[(num_blocks, inner // BLOCK)](
-        x, x_scale, gate_up.values, gate_up.scale, order_P, blocks_B3, codes_PF, scale_GP, out_PH,
-        x_scale.stride(1), hidden, inner, num_pairs, *gate_up.scale_strides[:2],
-        TOP=k, BLOCK_M=block, TAIL=tail,
-    )  # fmt: skip
-    _down_kernel[(num_blocks,)](
-        codes_PF, scale_GP, down.values, down.scale, order_P, blocks_B3, weights_Tk, out_PH,
-        num_pairs, hidden, inner, *down.scale_strides[:2],
-        GROUPS=inner // BLOCK, BLOCK_M=block, TAIL=tail,
-    )  # fmt: skip
+        x,
+        x_scale,
+        gate_up.values,
+        gate_up.scale,
+        order_P,
+        blocks_B3,
+        codes_PF,
+        scale_GP,
+        out_PH,
+        x_scale.stride(1),
+        hidden,
+        inner,
+        num_pairs,
+        *gate_up.scale_strides[:2],
+        TOP=k,
+        BLOCK_M=block,
+        TAIL=tail,
+    )
+    down_kernel[(num_blocks,)](
+        codes_PF,
+        scale_GP,
+        down.values,
+        down.scale,
+        order_P,
+        blocks_B3,
+        weights_Tk,
+        out_PH,
+        num_pairs,
+        hidden,
+        inner,
+        *down.scale_strides[:2],
+        GROUPS=inner // BLOCK,
+        BLOCK_M=block,
+        TAIL=tail,
+    )
     return out_PH
 
 
@@ -86,32 +117,100 @@ def w8a8_pairs(
 )
 @jit
 def _gate_up_kernel(
-    x, x_scale, gate_up, scale, order, blocks, codes, codes_scale, like, x_group, H, F, P,
-    scale_expert, scale_row,
-    TOP: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scale,
+    gate_up,
+    scale,
+    order,
+    blocks,
+    codes,
+    codes_scale,
+    like,
+    x_group,
+    H,
+    F,
+    P,
+    scale_expert,
+    scale_row,
+    TOP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TAIL: tl.constexpr,
+):
     expert, first, end = block_of(blocks)
     group = tl.program_id(1)
     if expert < 0:
         return
     if TAIL < BLOCK_M and end - first <= TAIL:
         _gate_up_tile(
-            x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-            like, x_group, H, F, P, scale_expert, scale_row, TOP, TAIL,
-        )  # fmt: skip
+            x,
+            x_scale,
+            gate_up,
+            scale,
+            order,
+            expert,
+            group,
+            first,
+            end,
+            codes,
+            codes_scale,
+            like,
+            x_group,
+            H,
+            F,
+            P,
+            scale_expert,
+            scale_row,
+            TOP,
+            TAIL,
+        )
         return
     _gate_up_tile(
-        x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-        like, x_group, H, F, P, scale_expert, scale_row, TOP, BLOCK_M,
-    )  # fmt: skip
+        x,
+        x_scale,
+        gate_up,
+        scale,
+        order,
+        expert,
+        group,
+        first,
+        end,
+        codes,
+        codes_scale,
+        like,
+        x_group,
+        H,
+        F,
+        P,
+        scale_expert,
+        scale_row,
+        TOP,
+        BLOCK_M,
+    )
 
 
 @jit
 def _gate_up_tile(
-    x, x_scale, gate_up, scale, order, expert, group, first, end, codes, codes_scale,
-    like, x_group, H, F, P,
-    scale_expert, scale_row, TOP: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scale,
+    gate_up,
+    scale,
+    order,
+    expert,
+    group,
+    first,
+    end,
+    codes,
+    codes_scale,
+    like,
+    x_group,
+    H,
+    F,
+    P,
+    scale_expert,
+    scale_row,
+    TOP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     place = first + tl.arange(0, BLOCK_M)
     used = place < end
     t = tl.load(order + place, mask=used, other=0) // TOP
@@ -142,60 +241,3 @@ def _gate_up_tile(
     q, s = quantized(inner, codes)
     tl.store(codes + place[:, None] * F + group * 128 + n[None, :], q, mask=used[:, None])
     tl.store(codes_scale + group * P + place, s, mask=used)
-
-
-@autotune(
-    [{"BLOCK_N": n, "num_warps": w, "num_stages": s}
-     for n, w, s in ((64, 8, 3), (64, 8, 2), (64, 4, 2), (64, 4, 3))],
-    key=["H", "F", "BLOCK_M", "TAIL"],
-)  # fmt: skip
-@jit
-def _down_kernel(
-    inner, x_scale, down, scale, order, blocks, weights, out, P, H, F, scale_expert, scale_row,
-    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, TAIL: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    expert, first, end = block_of(blocks)
-    if expert < 0:
-        return
-    if TAIL < BLOCK_M and end - first <= TAIL:
-        _down_tiles(
-            inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-            scale_expert, scale_row, GROUPS, TAIL, BLOCK_N,
-        )  # fmt: skip
-        return
-    _down_tiles(
-        inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-        scale_expert, scale_row, GROUPS, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-
-
-@jit
-def _down_tiles(
-    inner, x_scale, down, scale, order, expert, first, end, weights, out, P, H, F,
-    scale_expert, scale_row,
-    GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    place = first + tl.arange(0, BLOCK_M)
-    used = place < end
-    k, n = tl.arange(0, 128), tl.arange(0, BLOCK_N)
-    x_rows = inner + place[:, None] * F + k[None, :]
-    parts, scales = (), ()
-    for g in tl.static_range(GROUPS):
-        x_MK = tl.load(x_rows + g * 128, mask=used[:, None], other=0.0)
-        parts += (operand(x_MK),)  # type: ignore[assignment]
-        s_M = tl.load(x_scale + g * P + place, mask=used, other=0.0)
-        scales += (s_M,)  # type: ignore[assignment]
-    pair = tl.load(order + place, mask=used, other=0)
-    weight = tl.load(weights + pair, mask=used, other=0.0).to(tl.float32)
-    for start in range(0, H, BLOCK_N):
-        h = start + n
-        w_rows = down + (expert * H + h)[None, :] * F + k[:, None]
-        s_row = scale + expert * scale_expert + start // 128 * scale_row
-        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for g in tl.static_range(GROUPS):
-            w_KN = operand(tl.load(w_rows + g * 128, mask=(h < H)[None, :], other=0.0))
-            product = tl.dot(parts[g], w_KN)
-            total += product * (scales[g] * tl.load(s_row + g).to(tl.float32))[:, None]
-        y_MN = (rounded(total, out) * weight[:, None]).to(out.dtype.element_ty)
-        at = out + pair[:, None] * H + h[None, :]
-        tl.store(at, y_MN, mask=used[:, None] & (h < H)[None, :])

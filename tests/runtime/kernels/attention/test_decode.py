@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from runtime.kernels.attention import decode as module
+from runtime.kernels.attention import parts
 from runtime.kernels.attention.decode import attention_decode, attention_decode_reference
 from runtime.kernels.attention.reference import split_query_gate
 
@@ -38,7 +39,7 @@ def test_the_kernel_puts_the_parts_together(
     num_heads, kv_heads, head_dim, programs, interpreter, monkeypatch
 ):
     """Up to 64 parts of the context: with one token most are empty, with 400 thirteen have keys."""
-    monkeypatch.setattr(module, "_PROGRAMS", programs)
+    monkeypatch.setattr(parts, "_PROGRAMS", programs)
     q, gate = heads(4, num_heads, head_dim)
     k, v = pools(kv_heads, head_dim)
     args = q, gate, k, v, torch.tensor([3, -1, 0, 2]), torch.tensor([400, 9, 1, 65])
@@ -49,7 +50,7 @@ def test_the_kernel_puts_the_parts_together(
 
 def test_parts_of_many_tiles_go_through_all_of_them(interpreter, monkeypatch):
     """Each row has its context to itself: from one tile to seven."""
-    monkeypatch.setattr(module, "_PROGRAMS", 1)
+    monkeypatch.setattr(parts, "_PROGRAMS", 1)
     q, gate = heads(9, 2, 8)
     slots, lengths = torch.arange(9) % SLOTS, torch.arange(9) * 49 + 1
     args = q, gate, *pools(2, 8), slots, lengths
@@ -59,7 +60,7 @@ def test_parts_of_many_tiles_go_through_all_of_them(interpreter, monkeypatch):
 @pytest.mark.parametrize("late", [1, 2, 3, 70, 500])
 def test_places_may_come_late(late, interpreter, monkeypatch):
     """As many as one row of a slot, as three, or more than there are."""
-    monkeypatch.setattr(module, "_PROGRAMS", 24)
+    monkeypatch.setattr(parts, "_PROGRAMS", 24)
     q, gate = heads(3, 4, 16)
     args = q, gate, *pools(2, 16), torch.tensor([3, 3, -1]), torch.tensor([129, 130, 1])
     expected = attention_decode_reference(*args)
@@ -82,7 +83,7 @@ def test_what_this_step_writes_is_read_only_after_the_wait(interpreter, monkeypa
         for target, source in zip(unwritten, written, strict=True):
             target.copy_(source)
 
-    monkeypatch.setattr(module, "_PROGRAMS", 6)
+    monkeypatch.setattr(parts, "_PROGRAMS", 6)
     monkeypatch.setattr(module, "start_next", erase)
     monkeypatch.setattr(module, "wait_for_inputs", write)
     got = attention_decode(early_q, gate, *early, slots, lengths, 2)
@@ -91,7 +92,7 @@ def test_what_this_step_writes_is_read_only_after_the_wait(interpreter, monkeypa
 
 
 def test_what_lies_beyond_a_context_is_not_seen(interpreter, monkeypatch):
-    monkeypatch.setattr(module, "_PROGRAMS", 24)
+    monkeypatch.setattr(parts, "_PROGRAMS", 24)
     q, gate = heads(2, 4, 24)
     slots, lengths = torch.tensor([3, 0]), torch.tensor([64, 63])
     clean = pools(2, 24)
@@ -104,7 +105,7 @@ def test_what_lies_beyond_a_context_is_not_seen(interpreter, monkeypatch):
 
 def test_large_scores_do_not_overflow(interpreter, monkeypatch):
     """Differences of a few hundred: the softmax is then all on one key."""
-    monkeypatch.setattr(module, "_PROGRAMS", 24)
+    monkeypatch.setattr(parts, "_PROGRAMS", 24)
     (q, gate), (k, v) = heads(3, 2, 16), pools(1, 16)
     args = 100 * q, gate, k, v, torch.tensor([3, 0, 1]), torch.tensor([300, 70, 2])
     assert distance(attention_decode(*args), attention_decode_reference(*args)) < 1e2 * FLOAT32

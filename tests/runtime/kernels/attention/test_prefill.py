@@ -56,9 +56,12 @@ class Layer:
     def __init__(self, num_heads=6, kv_heads=2, head_dim=32, hidden=40):
         self.sizes = num_heads, head_dim
         config = Qwen3_5TextConfig(
-            hidden_size=hidden, num_attention_heads=num_heads, num_key_value_heads=kv_heads,
-            head_dim=head_dim, attn_implementation="eager",
-        )  # fmt: skip
+            hidden_size=hidden,
+            num_attention_heads=num_heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            attn_implementation="eager",
+        )
         torch.manual_seed(0)
         self.part = qwen.Qwen3_5Attention(config, 0).requires_grad_(requires_grad=False)
         self.rope = qwen.Qwen3_5TextRotaryEmbedding(config)

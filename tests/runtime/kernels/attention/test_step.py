@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels.attention import decode as decode_module
+from runtime.kernels.attention import parts as parts_module
 from runtime.kernels.attention import step as step_module
 from runtime.kernels.attention.decode import attention_decode
 from runtime.kernels.attention.reference import split_query_gate
@@ -67,13 +67,14 @@ def apart(q, gate, k, v, wq, wk, cos, sin, eps, pool_k, pool_v, slots, lengths):
 @pytest.fixture(params=[1, 40], ids=["whole contexts", "parts"])
 def programs(request, monkeypatch):
     """How many programs there may be: fewer are sooner interpreted."""
-    monkeypatch.setattr(decode_module, "_PROGRAMS", request.param)
+    monkeypatch.setattr(parts_module, "_PROGRAMS", request.param)
 
 
 @pytest.mark.parametrize(
-    "sizes", [{}, {"d": 24, "rotated": 24, "kv_heads": 1}, {"group": 8, "d": 16, "rotated": 4}],
+    "sizes",
+    [{}, {"d": 24, "rotated": 24, "kv_heads": 1}, {"group": 8, "d": 16, "rotated": 4}],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("interpreter", "programs")
 def test_outputs_and_pools_are_those_of_the_reference(sizes):
     """One sequence is padding; nothing but the newest places is written, and NaNs are not read."""
@@ -128,7 +129,7 @@ def test_projections_and_angles_are_read_only_after_the_wait(interpreter, monkey
         for n in computed:
             early[n].copy_(known[n])
 
-    monkeypatch.setattr(decode_module, "_PROGRAMS", 6)
+    monkeypatch.setattr(parts_module, "_PROGRAMS", 6)
     monkeypatch.setattr(step_module, "start_next", erase)
     monkeypatch.setattr(step_module, "wait_for_inputs", write)
     at = torch.tensor(SLOTS[:3]), torch.tensor(LENGTHS[:3])

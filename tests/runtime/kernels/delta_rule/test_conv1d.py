@@ -6,12 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
-from runtime.kernels.delta_rule.conv1d import (
-    conv1d_prefill,
-    conv1d_prefill_reference,
-    conv1d_step,
-    conv1d_step_reference,
-)
+from runtime.kernels.delta_rule.conv1d import conv1d_prefill, conv1d_prefill_reference
+from runtime.kernels.delta_rule.conv1d_step import conv1d_step, conv1d_step_reference
 
 TAPS = 4
 # Four products and their sum, and one silu: a few units of 2^-24 of the largest output.

@@ -18,10 +18,14 @@ def normal(*shape, seed=0):
 
 def rule():
     return Rule(
-        conv_C1K=normal(CHANNELS, 1, 4, seed=1) / 2, A_log=torch.linspace(-3, 0.5, 6),
-        dt_bias=normal(6, seed=2), norm_v=torch.linspace(0.5, 2, 24), keys=KEYS, values=VALUES,
+        conv_C1K=normal(CHANNELS, 1, 4, seed=1) / 2,
+        A_log=torch.linspace(-3, 0.5, 6),
+        dt_bias=normal(6, seed=2),
+        norm_v=torch.linspace(0.5, 2, 24),
+        keys=KEYS,
+        values=VALUES,
         eps=1e-6,
-    )  # fmt: skip
+    )
 
 
 def inputs(batch):

@@ -9,9 +9,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from runtime.kernels.delta_rule import prefill as chunked
+from runtime.kernels.delta_rule import solve as chunked
 from runtime.kernels.delta_rule import step as step_kernel
-from runtime.kernels.delta_rule.conv1d import conv1d_prefill, conv1d_step
+from runtime.kernels.delta_rule.conv1d import conv1d_prefill
+from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import CHUNK, chunks, gates, heads_first, recurrence
 from runtime.kernels.delta_rule.states import (
     gated_delta_prefill,
@@ -19,7 +20,7 @@ from runtime.kernels.delta_rule.states import (
     gated_delta_step,
     gated_delta_step_reference,
 )
-from runtime.kernels.norm.rms import Gate, gated_rmsnorm
+from runtime.kernels.norm.gated import Gate, gated_rmsnorm
 
 # The running sum of 64 decays reaches 100 and rounds at 2^-18: e^(G_i - G_j) inherits it.
 FLOAT32 = 2**-18
@@ -214,10 +215,14 @@ def test_swapped_gates_and_tiled_heads_are_seen():
 def test_a_whole_layer_computes_what_transformers_computes():
     """Projections, convolution, rule and gated norm, in prefill and in two cached steps."""
     config = Qwen3_5TextConfig(
-        hidden_size=32, num_hidden_layers=1, layer_types=["linear_attention"],
-        linear_num_key_heads=2, linear_num_value_heads=6,
-        linear_key_head_dim=16, linear_value_head_dim=24,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=1,
+        layer_types=["linear_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+    )
     torch.manual_seed(0)
     layer = qwen.Qwen3_5GatedDeltaNet(config, 0).eval()
     x, cache = torch.randn(1, 72, 32), DynamicCache(config=config)

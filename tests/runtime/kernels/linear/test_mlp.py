@@ -18,7 +18,7 @@ from runtime.kernels.linear.mlp import (
     silu_mul_quantised,
     silu_mul_reference,
 )
-from runtime.kernels.linear.product import Fp8Weight
+from runtime.kernels.linear.weight import Fp8Weight
 
 # Sums of a few hundred products in another order.
 FLOAT32 = 1e-6

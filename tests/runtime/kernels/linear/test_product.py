@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear.product import (
-    Fp8Weight,
     codes_for,
-    dequant,
-    dequant_reference,
     linear,
     linear_fp8,
     linear_fp8_dynamic,
     linear_fp8_dynamic_reference,
-    linear_fp8_reference,
     linear_reference,
+)
+from runtime.kernels.linear.weight import (
+    Fp8Weight,
+    dequant,
+    dequant_reference,
+    linear_fp8_reference,
 )
 
 SCHEMES = ["block", "channel"]

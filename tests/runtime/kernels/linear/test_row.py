@@ -8,11 +8,10 @@ from runtime.kernels.linear.row import (
     norm_row_linear,
     norm_row_linear_reference,
     normed_and_linear,
-    row_gated,
-    row_gated_reference,
     row_linear,
     row_linear_reference,
 )
+from runtime.kernels.linear.row_gated import row_gated, row_gated_reference
 from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.norm.rms import rmsnorm_reference
 

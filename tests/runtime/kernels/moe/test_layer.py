@@ -8,7 +8,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 from runtime.kernels.encode.rows import quantize_rows_reference
-from runtime.kernels.linear.product import Fp8Weight
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.moe import row, tiles
 from runtime.kernels.moe.layer import (
     MoeWeights,
@@ -16,11 +16,9 @@ from runtime.kernels.moe.layer import (
     moe_experts,
     moe_experts_reference,
     moe_row,
-    route,
-    route_absorbed_reference,
-    route_reference,
     router_logits,
 )
+from runtime.kernels.moe.routing import route, route_absorbed_reference, route_reference
 from runtime.kernels.norm.rms import rmsnorm_reference
 
 E, K, H, F = 7, 3, 40, 24
@@ -40,9 +38,12 @@ def distance(got, expected):
 def block(dtype=torch.float32, shared=56):
     """A sparse block of transformers whose shared expert has a size of its own."""
     config = Qwen3_5MoeTextConfig(
-        hidden_size=H, moe_intermediate_size=F, shared_expert_intermediate_size=shared,
-        num_experts=E, num_experts_per_tok=K,
-    )  # fmt: skip
+        hidden_size=H,
+        moe_intermediate_size=F,
+        shared_expert_intermediate_size=shared,
+        num_experts=E,
+        num_experts_per_tok=K,
+    )
     config._experts_implementation = "eager"
     part = qwen.Qwen3_5MoeSparseMoeBlock(config).to(dtype).requires_grad_(requires_grad=False)
     for seed, parameter in enumerate(part.parameters()):

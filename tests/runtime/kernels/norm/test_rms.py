@@ -7,15 +7,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 from runtime.kernels.encode.rows import Codes, quantize_rows
-from runtime.kernels.norm.rms import (
-    add_rmsnorm,
-    add_rmsnorm_reference,
-    gated_rmsnorm,
-    gated_rmsnorm_codes,
-    gated_rmsnorm_reference,
-    rmsnorm,
-    rmsnorm_reference,
-)
+from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes, gated_rmsnorm_reference
+from runtime.kernels.norm.rms import add_rmsnorm, add_rmsnorm_reference, rmsnorm, rmsnorm_reference
 
 EPS = 1e-6
 # A sum of H squares in any order, one rsqrt and three products: a few units of 2^-24.
