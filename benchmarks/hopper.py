@@ -189,13 +189,9 @@ def timed(name: str, model: Model, card: Card, options: Any) -> list[dict[str, A
 def line(what: str, name: str, took: Timing, floor: float) -> dict[str, Any]:
     """Return what is recorded of one measurement."""
     return {
-        "what": what,
-        "model": name,
-        "ms": took.ms,
-        "eager_ms": took.eager_ms,
-        "floor_ms": floor,
+        "what": what, "model": name, "ms": took.ms, "eager_ms": took.eager_ms, "floor_ms": floor,
         "fraction_of_floor": floor / took.ms,
-    }
+    }  # fmt: skip
 
 
 def with_peer(found: dict[str, Any]) -> dict[str, Any]:
@@ -225,10 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     card = card_of(named) if on_gpu else Card("interpreter", 1e9)
     assert card is not None, f"no floors are known for {named}"
     told = {
-        "card": named,
-        "commit": options.commit or commit(),
+        "card": named, "commit": options.commit or commit(),
         "versions": {package: metadata.version(package) for package in ("torch", "triton")},
-    }
+    }  # fmt: skip
     print(json.dumps(told | {"seed": options.seed}))
     failed = 0
     for name in options.models or (MODELS if on_gpu else TINY):

@@ -70,14 +70,8 @@ def measure_rule(name: str, card: Card, options: Any) -> Iterator[dict[str, Any]
     if not {"gdn_prefill", "gdn_decode"} & set(options.only):
         return
     error = max(prefill_error(heads), step_error(heads))
-    yield {
-        "what": "check",
-        "model": name,
-        "heads": f"16/{heads}",
-        "passed": error < ALLOWED,
-        "error": error,
-        "allowed": ALLOWED,
-    }
+    yield {"what": "check", "model": name, "heads": f"16/{heads}", "passed": error < ALLOWED,
+           "error": error, "allowed": ALLOWED}  # fmt: skip
     if options.check_only or error >= ALLOWED:
         return
     told = {"model": name, "heads": f"16/{heads}"}

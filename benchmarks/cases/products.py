@@ -82,7 +82,7 @@ def linear_fp8(s: Setting, m: int, n: int, k: int, scheme: str) -> Case:
     """Return a linear layer that leaves x as it is."""
     x, weight = s.normal(m, k), _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "the weight must be FP8"
-    call = partial(product.linear_fp8, x, weight.codes, weight.scale)
+    call = partial(product.linear, x, weight)
 
     def check() -> list[Part]:
         return [Part("y", poisoned(call), x.double() @ _exact(weight).T, PRODUCT)]
@@ -94,7 +94,7 @@ def linear_fp8_dynamic(s: Setting, m: int, n: int, k: int, scheme: str) -> Case:
     """Return a linear layer that quantises x first, beside the product with the codes of torch."""
     x, weight = s.normal(m, k), _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "the weight must be FP8"
-    call = partial(product.linear_fp8_dynamic, x, weight.codes, weight.scale)
+    call = partial(product.quantised_linear, x, weight)
     group = BLOCK if scheme == "block" else k
 
     def check() -> list[Part]:

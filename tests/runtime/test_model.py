@@ -15,7 +15,7 @@ from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import interpreting
 from runtime.kernels.linear import product, row
-from runtime.kernels.moe import layer, w8a8
+from runtime.kernels.moe import w8a8
 from runtime.kernels.moe.sum import add_pairs_rmsnorm
 from runtime.kernels.norm.gated import gated_rmsnorm
 from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
@@ -337,7 +337,7 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
+def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch, thresholds):
     """Of the one layer in the final norm, where a chunk has more than a few tokens."""
     seen = []
 
@@ -346,7 +346,7 @@ def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
         return add_pairs_rmsnorm(pairs, *rest)
 
     few_programs(monkeypatch)
-    monkeypatch.setattr(layer, "_FEW_TOKENS", 2)
+    thresholds(FEW_TOKENS=2)
     monkeypatch.setattr(model_module, "add_pairs_rmsnorm", counted)
     kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     sizes = {"num_experts": 3, "shared_expert_intermediate_size": 40}

@@ -1,5 +1,7 @@
 """Gated attention of one token for each sequence: a context in parts, then the parts together.
 
+Chosen for: `ATTENTION` after write, for rows of decoding.
+
 Each program has one part of one context, for the query heads that share a key head.
 
 The first keys and values of a part are asked for while the kernels before still run: those of all

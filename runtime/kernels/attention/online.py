@@ -1,5 +1,7 @@
 """Online softmax in tiles of keys: what the attention kernels share.
 
+Chosen for: nothing by itself: the attention kernels share it.
+
 Source: Dao 2023 (FlashAttention-2); the gate and the rounding: see reference.
 
 Shape letters: n query heads, m key and value heads, d head size, L tokens a slot holds.

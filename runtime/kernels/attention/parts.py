@@ -1,5 +1,7 @@
 """A context in parts: each has its own sum and largest score, which one kernel puts together.
 
+Chosen for: `ATTENTION` of one token for each sequence, by decode and step.
+
 The kernel that computes the parts is decode's or step's; the one that adds them up, scaled to their
 common largest score, and gates the sum is here.
 

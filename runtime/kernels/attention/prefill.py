@@ -1,5 +1,7 @@
 """Gated causal attention of whole prompts, or later chunks of them, to a pool of slots.
 
+Chosen for: `PROMPTS` on a GPU, in 16 bits.
+
     o_t = softmax(q_t K^T / sqrt(d), positions <= t) V        y_t = o_t * sigmoid(gate_t)
 
 A program has 128 queries of one head and walks along the keys. Tiles of keys that all its queries
@@ -7,7 +9,7 @@ may see come through the bulk copy engine, which leaves the threads to the softm
 of which each query sees a part, are loaded by the threads, which do not read what the slot held
 before beyond the sequence's end.
 
-Source, traps and rounding: see attention.
+Source, traps and rounding: see reference.
 
 Shape letters: T packed tokens, N sequences, n query heads, m key and value heads, d head size, S
 slots, L tokens a slot holds.
@@ -21,6 +23,8 @@ import torch
 
 from runtime.kernels.attention.online import LOG2_E, gated, load_tile, soften
 from runtime.kernels.attention.reference import attention_prefill_reference, check
+from runtime.kernels.cases import Prompt
+from runtime.kernels.dispatch import PROMPTS
 from runtime.kernels.launch import (
     HAS_TRITON,
     jit,
@@ -66,11 +70,21 @@ def attention_prefill(
     check(q_Tnd, gate_Tnd, pool_k, pool_v)
     assert cu_seqlens.shape[0] == slots_N.shape[0] + 1, "one slot for each sequence"
     assert start_N.shape == slots_N.shape, "one start for each sequence"
-    # float32 is for proof: its tiles of 256 columns take minutes to compile and then spill
-    if not use_triton(q_Tnd) or (q_Tnd.is_cuda and q_Tnd.dtype == torch.float32):
-        return attention_prefill_reference(
-            q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N
-        )
+    attend = _attention(Prompt(use_triton(q_Tnd), q_Tnd.is_cuda, q_Tnd.dtype))
+    y_Tnd: Tensor = attend(q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N)
+    return y_Tnd
+
+
+def launch_prefill(
+    q_Tnd: Tensor,
+    gate_Tnd: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    slots_N: Tensor,
+    cu_seqlens: Tensor,
+    start_N: Tensor,
+) -> Tensor:
+    """Return `attention_prefill` by the kernel."""
     num_tokens, num_heads, head_dim = q_Tnd.shape
     num_sequences, kv_heads = slots_N.shape[0], pool_k.shape[2]
     y_Tnd = torch.empty(q_Tnd.shape, dtype=q_Tnd.dtype, device=q_Tnd.device)
@@ -178,3 +192,6 @@ def _kernel(
     o = o / tl.where(total > 0, total, 1.0)[:, None]
     gate_Qd = tl.load(gate + t * gate_row + head * gate_head + d, mask=inside, other=0.0)
     tl.store(y + (t * num_heads + head) * HEAD + d, gated(o, gate_Qd, y), mask=inside)
+
+
+_attention = PROMPTS.bind(launch_prefill, attention_prefill_reference)

@@ -1,14 +1,16 @@
 """Gated causal attention over a pool of key and value slots.
 
+Chosen for: `PROMPTS` in float32 and without a GPU.
+
     o_t = softmax(q_t K^T / sqrt(d), positions <= t) V        y_t = o_t * sigmoid(gate_t)
 
 q and k come normalised and rotated; the gate neither. The tokens' own keys and values are written
-into the pool first (qkv_write), so that prefill, a later chunk of a prompt and decoding all read
+into the pool first (see write), so that prefill, a later chunk of a prompt and decoding all read
 one place. Scores, softmax and the sum over V stay in float32 (transformers' eager path rounds
 scores and probabilities to the model dtype); o, the sigmoid and their product are rounded to it.
 
 Source: Dao 2023 (FlashAttention-2) for the online softmax; the gate: Qiu et al. 2025 and
-transformers' Qwen3_5Attention. One token for each sequence: attention_decode, attention_step.
+transformers' Qwen3_5Attention. One token for each sequence: decode, step.
 Traps: q_proj gives [q | gate] per head, not all q before all gates; query head h reads key head
 h // (n/m), each key head serving neighbours (repeat_interleave, not tile).
 

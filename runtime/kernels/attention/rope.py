@@ -1,5 +1,7 @@
 """Rotary position embedding of the first `rd` dimensions of a head, after its norm.
 
+Chosen for: every batch, once: angles for all layers; the rotation itself by step and write.
+
     angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2
     (x_i, x_{i+rd/2}) -> (x_i cos - x_{i+rd/2} sin,  x_{i+rd/2} cos + x_i sin),  the rest unchanged
 

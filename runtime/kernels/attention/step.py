@@ -1,9 +1,11 @@
 """What one token goes through between the projections of an attention layer, few sequences at once.
 
+Chosen for: `ATTENTION` of a few rows that only decode.
+
     q', k' = rope(norm(q)), rope(norm(k))        pool_k[slot, last], pool_v[slot, last] = k', v
     y = softmax(q' K^T / sqrt(d)) V * sigmoid(gate)
 
-in two kernels: qkv_write and attention_decode in one, then the parts put together. Every program
+in two kernels: write and decode in one, then the parts put together. Every program
 norms and rotates its own queries, again for each part of a context: at most a few thousand numbers,
 in less time than one more kernel takes to start. With many rows a program has so many keys that
 this start is little beside them, and they are left to the kernels apart.
@@ -12,7 +14,7 @@ What earlier steps wrote is all that is read from the pools, so that a first til
 the projections are still computed. With the newest key and value, taken from the projections, the
 sum of the first part begins.
 
-Source and rounding: see rope and attention; the parts: see attention_decode.
+Source and rounding: see rope and reference; the parts: see parts.
 
 Shape letters: B sequences with one token each, n query heads, m key and value heads, d head size, r
 rotated pairs, S slots, L tokens a slot holds.
@@ -33,17 +35,6 @@ from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# key heads of all rows
-_FEW = 64
-
-
-def few(rows: int, newest: int, kv_heads: int) -> bool:
-    """Return whether `attention_step` is faster: few decode rows, and no more than one of a slot.
-
-    newest  how many rows one slot has at most
-    """
-    return newest == 1 and 0 < rows * kv_heads <= _FEW
 
 
 def attention_step_reference(

@@ -1,8 +1,10 @@
 """What attention does to its projections: q and k normed and rotated, k and v written into pools.
 
+Chosen for: `ATTENTION` of many rows, of prompts, and of several rows of one slot.
+
     q' = rope(norm(q))        pool_k[slot, place] = rope(norm(k))        pool_v[slot, place] = v
 
-in one kernel. Norm, rotation and rounding: see rope; the pools: see attention.
+in one kernel. Norm, rotation and rounding: see rope; the pools: see reference.
 
 Shape letters: T packed tokens, n query heads, m key heads, d head size, r rotated pairs, S slots,
 L tokens a slot holds.

@@ -1,5 +1,7 @@
 """Causal depthwise convolution over K tokens, then silu: GDN's short memory of q, k and v.
 
+Chosen for: every prompt.
+
     y[t, c] = silu(sum_j w[c, j] * x[t - (K-1) + j, c])        j = K-1 is the current token
 
 Source: the Mamba short convolution (Gu and Dao 2023) as Qwen3.5 uses it, K = 4, no bias. Products

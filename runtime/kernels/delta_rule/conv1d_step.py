@@ -1,5 +1,7 @@
 """The causal depthwise convolution of one token for each sequence.
 
+Chosen for: `RULE_STEP` with the convolution before the rule; its parts by mixed_step.
+
 Formula, source and the pool of histories: see conv1d; both give the same bits.
 Trap: a step asks for histories while the kernels before still run: between two steps of one pool
 stands a kernel that was not launched early.

@@ -1,5 +1,7 @@
 """What one token goes through between the projections of a delta-rule layer.
 
+Chosen for: `RULE_STEP`: decoding, in two or three kernels.
+
     q, k, v = silu(conv(qkv))        o = rule(q, k, v, a, b)        y = gated_norm(o, z)
 
 For few sequences, where a kernel costs more than its bytes, there are two. The first has a program
@@ -7,7 +9,7 @@ for some columns of a head, which convolves the inputs of that head by itself; t
 whole heads, and lets the histories move on, which by then no program reads any more. For many, the
 convolution is done once, and a program of the rule has a whole head, which it norms.
 
-Source, traps and rounding: see conv1d, delta_rule, gated_delta_step and rmsnorm.
+Source, traps and rounding: see conv1d, rule, step and norm.gated.
 
 Shape letters: B sequences with one token each, C channels of q, k and v, K taps, H key heads, V
 value heads, k key size, v value size, S slots.
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.kernels.cases import Step
 from runtime.kernels.delta_rule.conv1d_step import (
     conv1d_step,
     conv1d_step_reference,
@@ -31,6 +34,7 @@ from runtime.kernels.delta_rule.conv1d_step import (
 from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.delta_rule.states import gated_delta_step, gated_delta_step_reference
 from runtime.kernels.delta_rule.step import advance, gates
+from runtime.kernels.dispatch import RULE_STEP
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.norm.gated import Gate, gated_norm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -39,8 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _COLUMNS = 16
-# states, one for each head of each sequence
-_FEW = 256
 
 
 @dataclass(frozen=True)
@@ -102,17 +104,15 @@ def mixed_step(
     slots_B                    no slot twice; negative: zeros out, nothing written
     copied                     the states were written just before: they are not read earlier
     """
-    if not use_triton(qkv_BC):
-        return mixed_step_reference(qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B)
-    if copied or len(qkv_BC) * rule.values[0] < _FEW:
-        start = {} if copied else early()
-        return _few(qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B, start)
-    qkv = conv1d_step(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
-    gates, gate = (a_BV, b_BV, rule.A_log, rule.dt_bias), Gate(z_BVv, rule.norm_v, rule.eps)
-    return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
+    step = _step(Step(use_triton(qkv_BC), len(qkv_BC) * rule.values[0], copied))
+    args = qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B
+    if step is convolved_within:
+        return convolved_within(*args, copied=copied)
+    y_BVv: Tensor = step(*args)
+    return y_BVv
 
 
-def _few(
+def convolved_before(
     qkv_BC: Tensor,
     z_BVv: Tensor,
     a_BV: Tensor,
@@ -121,8 +121,29 @@ def _few(
     conv_pool: Tensor,
     state_pool: Tensor,
     slots_B: Tensor,
-    start: dict[str, bool],
 ) -> Tensor:
+    """Return `mixed_step`, the convolution in a kernel of its own, the norm in that of the rule."""
+    qkv = conv1d_step(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
+    gates, gate = (a_BV, b_BV, rule.A_log, rule.dt_bias), Gate(z_BVv, rule.norm_v, rule.eps)
+    return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
+
+
+def convolved_within(
+    qkv_BC: Tensor,
+    z_BVv: Tensor,
+    a_BV: Tensor,
+    b_BV: Tensor,
+    rule: Rule,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    slots_B: Tensor,
+    *,
+    copied: bool = False,
+) -> Tensor:
+    """Return `mixed_step`, the convolution in the kernel of the rule, the norm in one of its own.
+
+    copied  the first kernel starts only when those before have finished
+    """
     _check(qkv_BC, z_BVv, rule, conv_pool, state_pool)
     (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(qkv_BC)
     channels, _, taps = rule.conv_C1K.shape
@@ -150,7 +171,7 @@ def _few(
         BK=power_of_two(dk),
         BV=columns,
         num_warps=1,
-        **start,
+        **({} if copied else early()),
     )
     _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), batch)](
         o,
@@ -292,3 +313,6 @@ def _norm_kernel(
     y_v = gated_norm(o_v, z_v, w_v, root, weight, y)
     tl.store(y + (n * V + h) * DV + j, y_v.to(y.dtype.element_ty), mask=inside)
     shift_history(x_C, conv_pool + slot * conv_row + c * (K - 1), known, K, BJ)
+
+
+_step = RULE_STEP.bind(mixed_step_reference, convolved_within, convolved_before)

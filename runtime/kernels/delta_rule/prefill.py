@@ -1,5 +1,7 @@
 """Chunks of 64 on a GPU: what the state does not touch all at once, then a walk along the chunks.
 
+Chosen for: every prompt on a GPU.
+
 With W, Y, G and u of `solve`, and S the state before a chunk, a program walks a sequence with
 columns of S in registers:
 

@@ -1,5 +1,7 @@
 """Chunks of 64 before the walk: gates summed, and each chunk's triangular system solved.
 
+Chosen for: every prompt on a GPU, before the walk of prefill.
+
 With G the running sum of g within a chunk, u = 1 / |.| and the L and A of
 
     L_ij = beta_i e^(G_i - G_j) uk_i uk_j k_i.k_j,  j < i           X = (I + L)^-1 diag(beta)

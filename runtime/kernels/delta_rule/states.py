@@ -1,7 +1,8 @@
 """The gated delta rule over a pool of states: one step for decode, chunks of 64 for prefill.
 
-The rule, its source and its traps stand in `delta_rule`, the kernels in `gated_delta_step` and
-`gated_delta_prefill`.
+Chosen for: every prompt, and `RULE_STEP` with the convolution before the rule.
+
+The rule, its source and its traps stand in rule, the kernels in step and prefill.
 q, k and v may be views on the convolution's output: tokens at any stride, the heads of a token one
 after another. Padding slots are negative, and slot times stride needs 64 bits.
 

@@ -1,8 +1,11 @@
 """One token of each sequence on a GPU: a program takes some columns of one head's state.
 
+Chosen for: `RULE_STEP` with the convolution before the rule, always with a gate; without one
+`benchmarks/hopper_rule.py` compares the rule alone with flash-linear-attention.
+
     retrieved = e^g S^T k      d = beta (v - retrieved)      o = e^g S^T q + (k.q) d
 
-is the rule of `delta_rule` with both products against the old state, which one reduction gives.
+is the rule of `rule` with both products against the old state, which one reduction gives.
 The time is that of reading and writing the states. Padding slots are negative: zeros out. With a
 gate a program has a whole head, whose norm and gate it then applies to o, rounded first.
 

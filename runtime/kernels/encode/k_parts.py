@@ -1,5 +1,7 @@
 """What the K-quant kernels share: columns in registers, and rounding as ggml rounds.
 
+Chosen for: nothing by itself.
+
 Traps: a GPU's NaN has other bits than a CPU's, which ggml's rounding trick would show: hence an
 infinite slope becomes 0, from which follow the same codes, all 0.
 """

@@ -1,5 +1,7 @@
 """Q4_K and Q6_K on the GPU: to the byte what the CPU's encoder, and so ggml's C, writes.
 
+Chosen for: `convert --device cuda` to Q4_K and Q6_K; no layer of a model.
+
     Q4_K   w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
     Q6_K   w ~ d l q              16 blocks of 16 columns with l to a super-block with d
 
@@ -67,11 +69,6 @@ def encode_k(name: str, w_NK: Tensor) -> Tensor:
         grid = (-(-num_super // size),)
         kernel[grid](w_NK, out, num_super, S=size, num_warps=4, enable_fp_fusion=False)
     return out
-
-
-def encode_q4_k(w_NK: Tensor) -> Tensor:
-    """Return the Q4_K super-blocks of a weight, uint8 [N, K / 256 * 144]: `encode_k`."""
-    return encode_k("Q4_K", w_NK)
 
 
 def _shape(name: str, w_NK: Tensor) -> tuple[int, int]:

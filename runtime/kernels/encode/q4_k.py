@@ -1,5 +1,7 @@
 """Q4_K on the GPU: see k_quants.
 
+Chosen for: weights that become Q4_K; no layer of a model.
+
     w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
 
 Shape letters: B super-blocks of 256 columns; S super-blocks of a program.

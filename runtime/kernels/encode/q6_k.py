@@ -1,5 +1,7 @@
 """Q6_K on the GPU: see k_quants.
 
+Chosen for: weights that become Q6_K; no layer of a model.
+
     w ~ d l q              16 blocks of 16 columns with l to a super-block with d
 
 Shape letters: B super-blocks of 256 columns; S super-blocks of a program.

@@ -1,5 +1,7 @@
 """Activations in FP8 E4M3 with one scale for each group of columns of a row.
 
+Chosen for: `CODES`: alone, or within the kernel that makes the rows.
+
     s = amax(group) / 448  (1 where that is zero)      codes = round_to_e4m3(x / s)
 
 Source: DeepSeek-V3 technical report, section 3.3, groups of 128; compressed-tensors "token" is the
@@ -17,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from runtime.kernels.cases import GROUP
 from runtime.kernels.launch import INTERPRET, jit, power_of_two, tl, use_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST_CODE = 448.0
-GROUP = 128
 MULTIPLE = 16  # of rows, which the tensor cores ask for
 
 

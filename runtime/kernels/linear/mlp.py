@@ -1,13 +1,13 @@
 """The dense gated feed-forward, which is also one expert and the shared expert of the MoE layers.
 
+Chosen for: `GATED` of more rows; every dense feed-forward goes through `mlp`.
+
     mlp(x) = down(silu(gate) * up),   [gate | up] = x W_gate_up^T
     shared_expert(x) = sigmoid(x W_sg^T) * mlp(x)
 
 Source: Shazeer 2020, "GLU variants improve transformer"; Qwen3_5MLP of transformers for the casts:
 each linear, silu and each product is rounded to the model dtype.
 Trap: gate is the first half of gate_up, up the second; swapped halves have the right shapes.
-
-For one row one kernel makes gate, up and their product.
 
 Shape letters: T tokens, H hidden, F inner size.
 """
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
+from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
 from runtime.kernels.linear.row_gated import row_gated, silu_times
-from runtime.kernels.linear.weight import BLOCK
+from runtime.kernels.linear.weight import BLOCK, case_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +74,7 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    if x_TH.shape[0] == 1 and use_triton(x_TH):
+    if _gated(case_of(x_TH, gate_up)) is row_gated:
         return row_gated(x_TH, gate_up)
     return silu_mul(linear(x_TH, gate_up, codes))
 
@@ -135,3 +136,6 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     q, s = quantized(product.to(gate_up.dtype.element_ty).to(tl.float32), codes)
     tl.store(codes + rows * F + f, q, mask=inside)
     tl.store(scale + tl.program_id(1) * height + t, s, mask=t < T)
+
+
+_gated = GATED.bind(row_gated, silu_mul)

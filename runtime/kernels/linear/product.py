@@ -1,5 +1,8 @@
 """Linear layers on stored weights: float, or FP8 E4M3 with scales of 128 x 128 blocks or of rows.
 
+Chosen for: every `PRODUCT`, `CODES` and `CODES_PRODUCT`: it asks the table; the products that are
+cuBLAS's are here. `ROUTER` with few rows, or experts in eights.
+
     weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
     dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
                   scales) or over the whole token (channel scales): W8A8, as vLLM and SGLang do
@@ -7,61 +10,44 @@
 Source: DeepSeek-V3 technical report, section 3.3.
 Trap: codes and scales have to be multiplied in float32 wherever the weight is read anyway: their
 product, rounded to bfloat16, is another weight. From 512 rows on a weight-only product does round
-it, as loading the weight decoded would: cuBLAS is then twice as fast as tiles that decode.
+it, as loading the weight decoded would.
 
-One row is a product in registers (see gemv). For a few the weights are the left operand of the
-tensor cores, where they may come from registers. W8A8 is cuBLAS's where it has it.
-
-Shape letters: M rows of x (tokens), N outputs, K inputs, G groups of 128 inputs.
+Shape letters: M rows of x (tokens), N outputs, K inputs.
 """
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.encode.rows import MULTIPLE, Codes, quantize_rows, quantize_rows_reference
+from runtime.kernels.choice import choose
+from runtime.kernels.dispatch import CODES, CODES_PRODUCT, CODES_WITH_ROWS, PRODUCT
+from runtime.kernels.encode.rows import (
+    MULTIPLE,
+    Codes,
+    quantize_rows,
+    quantize_rows_reference,
+)
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.row import row_linear
 from runtime.kernels.linear.tiles import tile_product
 from runtime.kernels.linear.weight import (
     BLOCK,
     Fp8Weight,
-    Stored,
     Weight,
+    case_of,
     dequant,
-    dequant_reference,
     linear_fp8_reference,
     product_reference,
     scale_edge,
-    takes_codes,
 )
-
-__all__ = [
-    "BLOCK",
-    "Fp8Weight",
-    "Stored",
-    "Weight",
-    "codes_for",
-    "codes_linear",
-    "dequant",
-    "dequant_reference",
-    "linear",
-    "linear_codes",
-    "linear_fp8",
-    "linear_fp8_dynamic",
-    "linear_fp8_dynamic_reference",
-    "linear_fp8_reference",
-    "linear_reference",
-    "scale_edge",
-    "takes_codes",
-]
-_DECODED_ROWS = 512
 
 
 def linear_fp8_dynamic_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """Say what `linear_fp8_dynamic` computes, in plain torch."""
+    """Say what `quantised_linear` computes, in plain torch."""
     group = x_MK.shape[1] if scale_edge(codes, scale) == 1 else BLOCK
     x_codes, x_scale = quantize_rows_reference(x_MK, group)
     x = x_codes.float() * x_scale.repeat_interleave(group, 1)[:, : x_MK.shape[1]]
@@ -78,6 +64,14 @@ def linear_reference(x_MK: Tensor, weight: Weight, batch: int | None = None) -> 
     return product_reference(x_MK, weight)
 
 
+def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
+    """Return whether whoever makes x writes its codes, in groups of 128 columns, for this weight.
+
+    weight  [N, K] or a stack of them, whatever it is stored in; x need not have K columns
+    """
+    return isinstance(weight, Fp8Weight) and choose(CODES, case_of(x_MK, weight)) is CODES_WITH_ROWS
+
+
 def codes_for(weight: object, x_MK: Tensor) -> Codes | None:
     """Return room for the codes of the rows x if `linear` with this weight takes them."""
     num_rows, k = x_MK.shape
@@ -92,91 +86,75 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     codes   those of x, from room of `codes_for`, if there are any: x is not quantised again
     """
     x_MK = x.reshape(-1, x.shape[-1])
-    if x_MK.shape[0] == 1 and use_triton(x):
-        y_MN = row_linear(x_MK.contiguous(), weight)
-    elif codes is not None and takes_codes(weight, x_MK):
+    y_MN: Tensor
+    if codes is not None and takes_codes(weight, x_MK):
         y_MN = codes_linear(codes, weight, x_MK)
-    elif not isinstance(weight, Fp8Weight):
-        return F.linear(x, weight)
     else:
-        multiply = linear_fp8_dynamic if weight.quantises(x_MK.shape[0]) else linear_fp8
-        y_MN = multiply(x_MK, weight.codes, weight.scale)
+        y_MN = _product(case_of(x_MK, weight))(x_MK, weight)
     return y_MN.view(*x.shape[:-1], weight.shape[0])
 
 
-def linear_fp8(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """Return x @ (codes * scale).T [M, N] in x's dtype, summed in float32; x is not quantised.
+def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight.T [M, N] for a weight in x's dtype."""
+    return F.linear(x_MK, weight)
 
-    x_MK           [M, K] float, rows contiguous in themselves
-    codes, scale   one weight, as in Fp8Weight
+
+def tiled_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, x as it is, the weight decoded in registers."""
+    _check(x_MK, weight)
+    return tile_product(x_MK, None, weight.codes, weight.scale, x_MK.dtype)
+
+
+def decoded_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, the weight decoded and rounded to it before."""
+    _check(x_MK, weight)
+    return F.linear(x_MK, dequant(weight.codes, weight.scale, x_MK.dtype))
+
+
+def quantised_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype with x quantised to E4M3 first (W8A8).
+
+    x_MK  [M, K] float, rows contiguous in themselves; one scale for each token and 128 columns
+          (block weights) or for each token (channel weights)
     """
-    _check(x_MK, codes, scale)
+    _check(x_MK, weight)
     if not use_triton(x_MK):
-        return linear_fp8_reference(x_MK, codes, scale)
-    if x_MK.shape[0] == 1:
-        return row_linear(x_MK, Fp8Weight(codes, scale))
-    if x_MK.shape[0] >= _DECODED_ROWS and x_MK.dtype in (torch.bfloat16, torch.float16):
-        return F.linear(x_MK, dequant(codes, scale, x_MK.dtype))
-    return tile_product(x_MK, None, codes, scale, x_MK.dtype)
+        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    group = x_MK.shape[1] if weight.edge == 1 else BLOCK
+    return codes_linear(quantize_rows(x_MK, group, MULTIPLE), weight, x_MK)
 
 
-def linear_fp8_dynamic(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """Return x @ (codes * scale).T [M, N] in x's dtype with x quantised to E4M3 first (W8A8).
-
-    x_MK          [M, K] float, rows contiguous in themselves; one scale for each token and 128
-                  columns (block weights) or for each token (channel weights)
-    codes, scale  one weight, as in Fp8Weight
-    """
-    edge = _check(x_MK, codes, scale)
-    if not use_triton(x_MK):
-        return linear_fp8_dynamic_reference(x_MK, codes, scale)
-    group = x_MK.shape[1] if edge == 1 else BLOCK
-    x_codes, x_scale = quantize_rows(x_MK, group, MULTIPLE)
-    y_MN = linear_codes(x_codes, x_scale, codes, scale, x_MK.dtype)
-    return y_MN[: x_MK.shape[0]]
-
-
-def codes_linear(codes: Codes, weight: Fp8Weight, like: Tensor) -> Tensor:
+def codes_linear(codes: Codes, weight: Weight, like: Tensor) -> Tensor:
     """Return what the weight makes of the rows that have these codes, on a GPU.
 
-    like  as many rows as there are, in the dtype of the product
+    codes  from `quantize_rows`, rows in sixteens
+    like   as many rows as there are, in the dtype of the product
     """
-    y_MN = linear_codes(*codes, weight.codes, weight.scale, like.dtype)
+    assert isinstance(weight, Fp8Weight), "codes are multiplied with FP8 weights"
+    y_MN: Tensor = _codes_product(case_of(like, weight))(codes, weight, like.dtype)
     return y_MN[: like.shape[0]]
 
 
-def linear_codes(
-    x_codes: Tensor, x_scale: Tensor, codes: Tensor, scale: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Return (x_codes * x_scale) @ (codes * scale).T [M, N], on a GPU.
-
-    x_codes, x_scale  from `quantize_rows`, M a multiple of 16
-    codes, scale      one weight, as in Fp8Weight
-    """
-    if not _cublas_has(x_codes, codes, scale, dtype):
-        return tile_product(x_codes, x_scale, codes, scale, dtype)
+def scaled_mm(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
+    """Return the product of codes with the weight [M, N] by cuBLAS."""
     y_MN: Tensor = torch._scaled_mm(
-        x_codes, codes.T, scale_a=x_scale, scale_b=scale.T, out_dtype=dtype
+        x.codes, weight.codes.T, scale_a=x.scale, scale_b=weight.scale.T, out_dtype=dtype
     )
     return y_MN
 
 
-def _cublas_has(x_codes: Tensor, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether cuBLAS multiplies these: in blocks on Hopper only, its scales in fours."""
-    (n, k), by_rows = codes.shape, scale.shape[1] == 1
-    return (
-        x_codes.is_cuda
-        and torch.cuda.get_device_capability(x_codes.device) == (9, 0)
-        and dtype == torch.bfloat16
-        and scale.dtype == torch.float32
-        and n % 16 == 0
-        and k % (16 if by_rows else 4 * BLOCK) == 0
-    )
+def tiled_codes(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
+    """Return the product of codes with the weight [M, N] in tiles."""
+    return tile_product(x.codes, x.scale, weight.codes, weight.scale, dtype)
 
 
-def _check(x_MK: Tensor, codes: Tensor, scale: Tensor) -> int:
-    edge = scale_edge(codes, scale)
-    assert x_MK.ndim == codes.ndim == 2, "x and codes must be matrices"
-    assert x_MK.shape[1] == codes.shape[1], "x and codes must have the same number of columns"
+def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
+    assert x_MK.ndim == weight.codes.ndim == 2, "x and codes must be matrices"
+    assert x_MK.shape[1] == weight.shape[1], "x and codes must have the same number of columns"
     assert x_MK.stride(1) == 1, "rows must be contiguous"
-    return edge
+
+
+_codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
+_product = PRODUCT.bind(
+    linear_reference, row_linear, float_linear, tiled_linear, decoded_linear, quantised_linear
+)

@@ -1,8 +1,9 @@
 """One row times a stored weight: what decoding a single sequence consists of.
 
+Chosen for: `PRODUCT` and `ROW_PRODUCTS` of one row on a GPU.
+
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
-    gated      silu(x W_gate) * (x W_up), each of the four steps rounded to x's dtype
     residual   y is rounded, then added to it
 
 Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.row_parts import (
     add_products,
@@ -38,8 +40,15 @@ from runtime.kernels.linear.row_parts import (
     weight_part,
     x_part,
 )
-from runtime.kernels.linear.row_strips import fits_strips, strips
-from runtime.kernels.linear.weight import NO_PRODUCT, Stored, Weight, product_reference
+from runtime.kernels.linear.row_strips import strips
+from runtime.kernels.linear.weight import (
+    NO_PRODUCT,
+    Stored,
+    Weight,
+    case_of,
+    check_row,
+    product_reference,
+)
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -49,8 +58,6 @@ if TYPE_CHECKING:
 # Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
 _FEWEST_PROGRAMS = 128
 SHORT = 1024
-_LITTLE = 12 << 20
-_WIDE = 2048
 _PLAIN = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 2, "STAGES": 4}
 _PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 # FP8, whose conversion is most of the work: twelve layers of 35B-A3B 762 us, 779 with four warps
@@ -76,13 +83,13 @@ def norm_row_linear_reference(
 def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
     """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one.
 
-    x_1K         [1, K] contiguous
+    x_1K         [1, K]
     weight       [N, K] in x's dtype, or an Fp8Weight
     residual_1N  [1, N] contiguous, in x's dtype
     """
     if not use_triton(x_1K):
         return row_linear_reference(x_1K, weight, residual_1N)
-    return _launch(x_1K, None, 0.0, residual_1N, weight)[0]
+    return _launch(x_1K.contiguous(), None, 0.0, residual_1N, weight)[0]
 
 
 def norm_row_linear(
@@ -94,14 +101,18 @@ def norm_row_linear(
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
     """
-    if not use_triton(x_1H):
-        return norm_row_linear_reference(x_1H, norm_H, eps, *weights)
-    if not normed_apart(weights[0]):
-        return _launch(x_1H, norm_H, eps, None, *weights)
-    stored = [Stored.of(weight) for weight in weights]
-    if fits_strips(stored[0]):
-        check_row(x_1H, *stored)
-        return strips(x_1H, norm_H, eps, *stored)
+    multiply = _products(case_of(x_1H, weights[0]))
+    products: tuple[Tensor, ...] = multiply(x_1H, norm_H, eps, *weights)
+    return products
+
+
+def normed_within(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+    """Return `norm_row_linear`, every program norming the row for itself."""
+    return _launch(x_1H, norm_H, eps, None, *weights)
+
+
+def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+    """Return `norm_row_linear`, the norm in a kernel of its own."""
     return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
 
 
@@ -109,7 +120,7 @@ def normed_and_linear(
     x_1H: Tensor, norm_H: Tensor, eps: float, weight: Weight
 ) -> tuple[Tensor, Tensor]:
     """Return norm(x) [1, H] too, besides what `norm_row_linear` makes of one weight."""
-    if not use_triton(x_1H) or normed_apart(weight):
+    if is_normed_before(x_1H, weight):
         normed_1H = rmsnorm(x_1H, norm_H, eps)
         return normed_1H, row_linear(normed_1H, weight)
     normed_1H = torch.empty_like(x_1H)
@@ -117,9 +128,9 @@ def normed_and_linear(
     return normed_1H, y_1N
 
 
-def normed_apart(weight: Weight) -> bool:
-    """Return whether the norm before this weight is a kernel of its own."""
-    return weight.shape[1] >= _WIDE and Stored.of(weight).values.nbytes >= _LITTLE
+def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
+    """Return whether the norm of x before this weight is a kernel of its own."""
+    return _norm(case_of(x_1H, weight)) is rmsnorm
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
@@ -135,18 +146,9 @@ def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30
     }
 
 
-def check_row(x_1K: Tensor, *weights: Stored) -> int:
-    """Return the number of columns."""
-    assert x_1K.shape[0] == 1, "these kernels are for one row"
-    assert x_1K.is_contiguous(), "the row must be contiguous"
-    k = x_1K.shape[1]
-    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
-    return k
-
-
 def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
     """Return launch options for one weight: small ones are spread over all multiprocessors."""
-    (n, k), little = weight.values.shape, weight.values.nbytes < _LITTLE
+    (n, k), little = weight.values.shape, weight.values.nbytes < LARGE_WEIGHT
     if normed:
         blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT, k)
     elif little:
@@ -325,3 +327,7 @@ def _rows_kernel(
             BLOCK_K,
             min(STAGES, 2),
         )
+
+
+_products = ROW_PRODUCTS.bind(norm_row_linear_reference, normed_within, normed_before, strips)
+_norm = ROW_NORM.bind(normed, rmsnorm)

@@ -1,5 +1,7 @@
 """Gate and up of one row in one kernel: the first half of a feed-forward for a single token.
 
+Chosen for: `GATED` of one row on a GPU.
+
     y = silu(x W_gate) * (x W_up)               each of the four steps rounded to x's dtype
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
 
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.linear.row import SHORT, check_row, normed_apart, row_blocks
+from runtime.kernels.linear.row import SHORT, is_normed_before, row_blocks
 from runtime.kernels.linear.row_parts import (
     add_products,
     finished,
@@ -31,7 +33,7 @@ from runtime.kernels.linear.row_parts import (
     weight_part,
     x_part,
 )
-from runtime.kernels.linear.weight import Stored, Weight, product_reference
+from runtime.kernels.linear.weight import Stored, Weight, check_row, product_reference
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -62,7 +64,7 @@ def row_gated(
     """
     if not use_triton(x_1H):
         return row_gated_reference(x_1H, gate_up, norm_H, eps)
-    if norm_H is not None and normed_apart(gate_up):
+    if norm_H is not None and is_normed_before(x_1H, gate_up):
         x_1H, norm_H = rmsnorm(x_1H, norm_H, eps), None
     stored, hidden = Stored.of(gate_up), check_row(x_1H)
     inner = stored.values.shape[0] // 2

@@ -1,4 +1,6 @@
-"""What a program of a product with one row loads, and how it multiplies; see gemv.
+"""What a program of a product with one row loads, and how it multiplies; see row.
+
+Chosen for: `ROW_NORM` within a product, and by the other kernels of one row.
 
     total[n, g] += scale(n, g) * sum_v w[n, g, v] * x[g, v]         g counts 16 bytes of a row
 

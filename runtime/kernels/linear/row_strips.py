@@ -1,6 +1,8 @@
 """One row, normed, times an FP8 weight whose rows a few warps hold: a program has a strip of rows.
 
-    y[n] = sum_k norm(x)[k] * w[n, k]             summed in float32, rounded once; see gemv
+Chosen for: `ROW_PRODUCTS` with large FP8 weights of 2048 columns.
+
+    y[n] = sum_k norm(x)[k] * w[n, k]             summed in float32, rounded once; see row
 
 The row is normed once for a strip and stays in registers. Half of a strip's rows are on their way
 into shared memory before the kernel waits for x. That is a measured choice: with all of them the
@@ -28,34 +30,27 @@ from runtime.kernels.linear.row_parts import (
     weight_part,
     x_part,
 )
-from runtime.kernels.linear.weight import NO_PRODUCT
+from runtime.kernels.linear.weight import NO_PRODUCT, Stored, check_row
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.linear.weight import Stored
+    from runtime.kernels.linear.weight import Weight
 
-# a thread has 32 numbers of x
-_WIDEST = 2048
 # Twelve layers of 35B-A3B on an H100 took 764 us with these, 785 with another kernel for the norm;
 # strips of 8 rows 784, of 32 803; 4 warps 772; one row a turn 771, four 780; a quarter ahead 780.
 _STRIP = {"ROWS": 16, "TILE": 2, "STAGES": 5, "num_warps": 2}
 
 
-def fits_strips(weight: Stored) -> bool:
-    """Return whether rows of this weight are narrow enough."""
-    return weight.is_fp8 and weight.values.shape[1] <= _WIDEST
-
-
-def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Stored) -> tuple[Tensor, ...]:
+def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights [N, K].
 
     The second one is small: a program has one row of it.
     """
-    first, *more = weights
-    k = x_1K.shape[1]
-    outputs = tuple(x_1K.new_empty((1, w.values.shape[0])) for w in weights)
+    first, *more = stored = [Stored.of(weight) for weight in weights]
+    k = check_row(x_1K, *stored)
+    outputs = tuple(x_1K.new_empty((1, w.values.shape[0])) for w in stored)
     programs, second = -(-outputs[0].shape[1] // _STRIP["ROWS"]), NO_PRODUCT
     if more:
         programs += outputs[1].shape[1]

@@ -1,5 +1,7 @@
 """Products with FP8 weights in tiles of the tensor cores, x as it is or in FP8 too.
 
+Chosen for: `PRODUCT` of 2 to 511 rows with FP8 weights, and `CODES_PRODUCT` without cuBLAS.
+
     y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
 
 The weights are the left operand of the tensor cores, where they may come from registers.
@@ -15,12 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.kernels.dispatch import FEW_ROWS
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
-from runtime.kernels.linear.weight import (
-    BLOCK,
-    FEW_ROWS,
-    scale_edge,
-)
+from runtime.kernels.linear.weight import BLOCK, scale_edge
 
 _PROGRAMS = 512  # four for each of the 132 multiprocessors of an H100
 

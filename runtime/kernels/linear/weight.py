@@ -1,5 +1,7 @@
 """Weights as they are stored: in a float dtype, or in FP8 E4M3 with scales.
 
+Chosen for: every product: it says what a choice depends on (`case_of`), and decodes for `PRODUCT`.
+
     w[n, k] ~ codes[n, k] * scale(n, k)
 
 The scale belongs to a 128 x 128 block or to a row. Source: DeepSeek-V3 technical report, section
@@ -12,16 +14,18 @@ Shape letters: E experts, N outputs, K inputs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.launch import jit, tl, use_triton, widen
+from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, Product
+from runtime.kernels.dispatch import FEW_ROWS
+from runtime.kernels.launch import capability, jit, tl, use_triton, widen
 
 BLOCK = 128
-FEW_ROWS = 16
 _STRIP = 8 * BLOCK
 
 
@@ -48,6 +52,18 @@ class Fp8Weight:
     def shape(self) -> torch.Size:
         """Return the shape of the codes, the weight's own."""
         return self.codes.shape
+
+    @cached_property
+    def edge(self) -> int:
+        """Return how many rows share a scale: 1 (channel) or 128 (block)."""
+        return scale_edge(self.codes, self.scale)
+
+    @cached_property
+    def case(self) -> tuple[str, bool, torch.dtype | None, int, int, int]:
+        """Return what a choice of kernels depends on: the fields of `Product` from `form` on."""
+        form = FP8_CHANNEL if self.edge == 1 else FP8_BLOCK
+        n, k = self.codes.shape[-2:]
+        return form, self.dynamic, self.scale.dtype, n, k, self.codes.nbytes
 
     def quantises(self, num_rows: int) -> bool:
         """Return whether `linear` quantises an x of so many rows."""
@@ -76,7 +92,7 @@ class Stored:
     def of(weight: object) -> Stored:
         """Return what the kernels need; the layout is asserted."""
         if isinstance(weight, Fp8Weight):
-            return Stored(weight.codes, weight.scale, scale_edge(weight.codes, weight.scale))
+            return Stored(weight.codes, weight.scale, weight.edge)
         assert isinstance(weight, Tensor), "the kernels take Tensors and Fp8Weights"
         assert weight.is_contiguous(), "weights must be contiguous"
         return Stored(weight, weight, 0)
@@ -96,15 +112,24 @@ class Stored:
         return self.values, self.scale, y, y.shape[1], *self.scale_strides
 
 
-def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
-    """Return whether `linear` on a GPU quantises so many rows as x in groups of 128 columns.
+def case_of(x_MK: Tensor, weight: Weight) -> Product:
+    """Return what a choice of kernels for x times a weight, or a stack of them, depends on."""
+    if isinstance(weight, Fp8Weight):
+        stored = weight.case
+    else:
+        shape = weight.shape
+        stored = FLOAT, False, None, shape[-2], shape[-1], weight.nbytes
+    card = capability(x_MK.get_device())
+    return Product(use_triton(x_MK), card, x_MK.shape[0], x_MK.dtype, *stored)
 
-    weight  [N, K] or a stack of them, whatever it is stored in; x need not have K columns
-    """
-    if not isinstance(weight, Fp8Weight) or not use_triton(x_MK):
-        return False
-    by_block = weight.scale.shape[-1] > 1 or weight.shape[-1] <= BLOCK
-    return weight.quantises(x_MK.shape[0]) and by_block and weight.shape[-1] % BLOCK == 0
+
+def check_row(x_1K: Tensor, *weights: Stored) -> int:
+    """Return the number of columns."""
+    assert x_1K.shape[0] == 1, "these kernels are for one row"
+    assert x_1K.is_contiguous(), "the row must be contiguous"
+    k = x_1K.shape[1]
+    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
+    return k
 
 
 def scale_edge(codes: Tensor, scale: Tensor) -> int:

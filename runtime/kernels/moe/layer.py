@@ -1,7 +1,9 @@
 """The sparse feed-forward of Qwen3.5 MoE: router, chosen experts, shared expert.
 
+Chosen for: `ONE_TOKEN`, `ROUTER` and `EXPERTS`: it asks the table.
+
     w, e = route(x W_router^T)                         (see routing)
-    y = sum_j w_j * expert_{e_j}(x)  +  sigmoid(x W_sg^T) * shared(x)        (experts: see mlp)
+    y = sum_j w_j * expert_{e_j}(x)  +  sigmoid(x W_sg^T) * shared(x)        (experts: linear.mlp)
 
 Dtypes, as in transformers' Qwen3_5MoeSparseMoeBlock: logits and w in the model dtype; every linear,
 silu, product and weighted term is rounded to it, and terms are added in it, in order of expert. The
@@ -27,41 +29,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.cases import FLOAT, ChosenExperts, OneToken, Router
+from runtime.kernels.dispatch import EXPERTS, ONE_TOKEN, ROUTER
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
 from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
-from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight
+from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, case_of
 from runtime.kernels.moe.routing import (
     route,
     route_absorbed,
-    route_absorbed_reference,
-    route_reference,
 )
 from runtime.kernels.moe.row import routed_row
 from runtime.kernels.moe.rows import few_tokens
 from runtime.kernels.moe.sum import Pairs, summed
-from runtime.kernels.moe.tiles import grouped
+from runtime.kernels.moe.tiles import tiled_codes, tiled_pairs
+from runtime.kernels.moe.w8a8 import w8a8_pairs
 from runtime.kernels.norm.rms import rmsnorm
-
-__all__ = [
-    "Experts",
-    "MoeWeights",
-    "moe_block",
-    "moe_experts",
-    "moe_experts_reference",
-    "moe_row",
-    "moe_terms",
-    "route",
-    "route_absorbed",
-    "route_absorbed_reference",
-    "route_reference",
-    "router_logits",
-]
-
-_FEW_TOKENS = 8
-_MANY_TOKENS = 256
 
 
 class Experts(Protocol):
@@ -140,15 +125,21 @@ def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
     For an odd number of rows cuBLAS takes a far slower kernel: the router gets rows of zeros.
     8192 tokens and 257 rows of 2048: 160 us on an H100, 264 rows 16 us.
     """
+    multiply = _router(Router(use_triton(x_TH), x_TH.shape[0], router.shape[0]))
+    logits_TE: Tensor = multiply(x_TH, router)
+    return logits_TE
+
+
+def padded_logits(x_TH: Tensor, router: Tensor) -> Tensor:
+    """Return `router_logits` of a router filled up to a multiple of 8 rows."""
     num_experts = router.shape[0]
-    if x_TH.shape[0] < _MANY_TOKENS or num_experts % 8 == 0 or not x_TH.is_cuda:
-        return linear(x_TH, router)
     return F.linear(x_TH, F.pad(router, (0, 0, 0, -num_experts % 8)))[:, :num_experts]
 
 
 def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: int) -> Tensor:
     """Return x plus the sparse feed-forward of its norm, [1, H], of x [1, H] before the norm."""
-    if weights.shared_gate_up is not None or not use_triton(x_1H):
+    absorbed = weights.shared_gate_up is None
+    if _one_token(OneToken(use_triton(x_1H), absorbed)) is moe_block:
         return x_1H + moe_block(rmsnorm(x_1H, norm_H, eps), weights, k)
     normed_1H, logits = normed_and_linear(x_1H, norm_H, eps, weights.router)
     stored = Stored.of(weights.gate_up), Stored.of(weights.down)
@@ -183,15 +174,33 @@ def expert_terms(
 
     codes  those of x, if there are any
     """
-    if not use_triton(x_TH):
+    serve = _experts(_case(x_TH, gate_up))
+    if serve is moe_experts_reference:
         return moe_experts_reference(x_TH, gate_up, down, weights_Tk, experts_Tk)
     assert x_TH.is_contiguous(), "x must be contiguous"
     assert experts_Tk.shape == weights_Tk.shape, "one weight for each chosen expert"
     up, out = Stored.of(gate_up), Stored.of(down)
     assert up.values.shape[2] == x_TH.shape[1] == out.values.shape[1], "hidden sizes must agree"
     assert up.values.shape[1] == 2 * out.values.shape[2], "gate_up has twice down's inner size"
-    experts, weights = experts_Tk.contiguous(), weights_Tk.contiguous()
-    if x_TH.shape[0] <= _FEW_TOKENS:
-        return few_tokens(x_TH, up, out, weights, experts)
-    quantise = isinstance(gate_up, Fp8Weight) and gate_up.quantises(x_TH.shape[0])
-    return grouped(x_TH, up, out, weights, experts, quantise=quantise, x_codes=codes)
+    args = x_TH, up, out, weights_Tk.contiguous(), experts_Tk.contiguous()
+    if serve is w8a8_pairs:
+        return w8a8_pairs(*args, codes)
+    terms: Tensor | Pairs = serve(*args)
+    return terms
+
+
+def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
+    num_tokens, hidden = x_TH.shape
+    if not use_triton(x_TH):  # gate_up may be anything that gives one expert's weight
+        return ChosenExperts(
+            gpu=False, rows=num_tokens, form=FLOAT, dynamic=False, hidden=hidden, inner=0
+        )
+    assert isinstance(gate_up, Tensor | Fp8Weight), "the kernels take Tensors and Fp8Weights"
+    product = case_of(x_TH, gate_up)
+    form, inner = (product.form, product.dynamic), product.n // 2
+    return ChosenExperts(product.gpu, num_tokens, *form, hidden, inner)
+
+
+_router = ROUTER.bind(padded_logits, linear)
+_one_token = ONE_TOKEN.bind(routed_row, moe_block)
+_experts = EXPERTS.bind(moe_experts_reference, few_tokens, tiled_pairs, tiled_codes, w8a8_pairs)

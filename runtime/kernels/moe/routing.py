@@ -1,5 +1,7 @@
 """The choice of experts: what the router's logits say.
 
+Chosen for: every sparse layer; for `ONE_TOKEN` the experts' kernels choose by its parts.
+
     p = softmax(logits)  over all E experts            w = p[top k] / sum(p[top k])
 
 Softmax, top k and renormalisation in float32, then w in the model dtype, as in transformers. The
@@ -97,7 +99,7 @@ def order_keys(logits, E, BLOCK_E: tl.constexpr, WARPS: tl.constexpr):
     a program has all of them for itself: then no choice has to wait for another warp.
     """
     e = tl.arange(0, BLOCK_E)[None, :] + tl.zeros((WARPS, 1), tl.int32)
-    # not from the nearest cache: `expert_row` reads them before it has waited
+    # not from the nearest cache: `row` reads them before it has waited
     x = tl.load(logits + e, mask=e < E, other=0.0, cache_modifier=".cg")
     x = tl.where(x == 0.0, 0.0, x).to(x.dtype)  # zeros of both signs are equal
     if logits.dtype.element_ty.primitive_bitwidth == 16:

@@ -1,5 +1,7 @@
 """Experts for one token, from the router's logits to the residual stream, in two kernels.
 
+Chosen for: `ONE_TOKEN` on a GPU, the shared expert in the stack.
+
     e, w = choice of the logits         inner[j] = silu(gate) * up of x and expert e_j
     y = x + sum_j w_j * down_e_j(inner[j])                  the last j is the shared expert, E
 
@@ -9,7 +11,7 @@ way in shared memory; for the shared expert, known before the choice, these are 
 router still runs. Those of the second have the same rows of all experts, and ask for them while the
 first still runs.
 
-Source and rounding: see moe and routing.
+Source and rounding: see layer and routing.
 Trap: the second kernel reads logits and residual before it waits for the first. So the first lets
 it start only when it has itself waited: by then all kernels before it have finished. They are read
 past the nearest cache, which may hold what stood there in an earlier layer.

@@ -1,5 +1,7 @@
 """The second kernel of `row`: down of a single token's experts, their sum and the residual.
 
+Chosen for: `ONE_TOKEN`, after the first kernel of row.
+
     y = x + sum_j w_j * down_e_j(inner[j])                  the last j is the shared expert, E
 
 A program has the same rows of all experts, and asks for them while the first kernel still runs.

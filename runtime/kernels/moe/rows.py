@@ -1,8 +1,10 @@
 """Experts for a few tokens: each pair of a token and one of its experts is one row.
 
+Chosen for: `EXPERTS` of 8 tokens or fewer.
+
     inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
 
-Source and rounding: see moe. For a single token see expert_row.
+Source and rounding: see layer. For a single token see row.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size.
 """

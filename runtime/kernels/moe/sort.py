@@ -1,5 +1,7 @@
 """The pairs of a token and an expert, sorted by expert and cut into blocks of one expert each.
 
+Chosen for: `EXPERTS` of more than 8 tokens, before tiles and w8a8.
+
     place(p) = pairs of lower experts + pairs of the same expert in earlier tiles + rank(p)
 
 A counting sort in three launches: ranks and counts within tiles of pairs, sums of the counts over

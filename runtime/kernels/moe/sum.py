@@ -1,12 +1,14 @@
 """The sum over each token's experts, alone or with the residual add and the norm that follow.
 
+Chosen for: `EXPERTS` of more than 8 tokens, after tiles and w8a8: alone, or in the next norm.
+
     y[t] = sum_j rows[t*k + j]                                      added in float32, rounded once
     r = y + residual (rounded to the model dtype),  z = rmsnorm(r)
 
 Together they are one pass over the rows: y neither is written nor read back. The numbers are those
 of one after the other.
 
-Source and rounding: see moe and rmsnorm.
+Source and rounding: see layer and norm.rms.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden.
 """

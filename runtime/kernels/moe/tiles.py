@@ -1,11 +1,13 @@
 """Experts for many tokens: pairs of a token and an expert, sorted by expert, in tiles.
 
+Chosen for: `EXPERTS` of more tokens, but for codes in whole groups of block scales.
+
     inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
 
 A tile has up to 128 pairs of one expert, found by gathering rows of x. Gate and up rows of the
 weight lie side by side in one operand: their sums are split only at the end.
 
-Source and rounding: see moe.
+Source and rounding: see layer.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, E experts, H hidden, F inner size, B
 blocks of pairs of one expert.
@@ -22,18 +24,30 @@ from runtime.kernels.linear.tiles import add_product, block_of_rows, scale_rows
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe.sort import expert_block, expert_blocks
 from runtime.kernels.moe.sum import Pairs
-from runtime.kernels.moe.w8a8 import most_pairs, w8a8_pairs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Stored
 
 _MOST_PAIRS = 64  # with 128, tiles of two sums spill registers
 
 
-def grouped(
+def tiled_pairs(
+    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor
+) -> Pairs:
+    """Return the weighted outputs of each token's experts, x and inner activations as they are."""
+    return _tiled(x_TH, gate_up, down, weights_Tk, experts_Tk, quantise=False)
+
+
+def tiled_codes(
+    x_TH: Tensor, gate_up: Stored, down: Stored, weights_Tk: Tensor, experts_Tk: Tensor
+) -> Pairs:
+    """Return the weighted outputs of each token's experts, x and inner activations quantised."""
+    return _tiled(x_TH, gate_up, down, weights_Tk, experts_Tk, quantise=True)
+
+
+def _tiled(
     x_TH: Tensor,
     gate_up: Stored,
     down: Stored,
@@ -41,22 +55,11 @@ def grouped(
     experts_Tk: Tensor,
     *,
     quantise: bool,
-    x_codes: Codes | None = None,
 ) -> Pairs:
-    """Return the weighted outputs of each token's experts.
-
-    quantise  x and the inner activations too
-    x_codes   those of x in groups of 128, if there are any
-    """
     num_tokens, k = experts_Tk.shape
     num_experts, hidden, inner = down.values.shape
-    codes = quantise and gate_up.edge > 1 and hidden % BLOCK == inner % BLOCK == 0
-    most = most_pairs(inner) if codes else _MOST_PAIRS
-    block = min(block_of_rows(num_tokens * k // num_experts), most)
+    block = min(block_of_rows(num_tokens * k // num_experts), _MOST_PAIRS)
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
-    if codes:
-        blocks = order_P, blocks_B3, block
-        return Pairs(w8a8_pairs(x_TH, gate_up, down, weights_Tk, *blocks, x_codes), k)
     num_blocks = blocks_B3.shape[0]
     inner_PF = x_TH.new_empty((num_tokens * k, inner))
     x, x_scale = _activations(x_TH, gate_up, quantise=quantise)

@@ -1,5 +1,7 @@
 """Experts for many tokens with activations in FP8 too, scales for 128 columns or 128 x 128 weights.
 
+Chosen for: `EXPERTS` of more than 16 tokens in FP8, block scales in whole groups.
+
     inner[p] = quantised(silu(gate) * up) of codes(x[t]) and expert e_p
     y[t] = sum_j w_j * down_e_j(inner)
 
@@ -13,7 +15,7 @@ The second product: see w8a8_down.
 An expert's last block may hold few pairs. Up to 64, the fewest rows that the tensor cores take from
 four warps, it is a tile of 64 rows: the same sums at half the cost.
 
-Source and rounding: see moe and quantize_rows.
+Source and rounding: see layer and encode.rows.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of
 128 columns, B blocks of pairs of one expert.
@@ -28,8 +30,10 @@ import torch
 from runtime.kernels.encode.rows import quantize_rows, quantized
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
 from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.tiles import block_of_rows
 from runtime.kernels.linear.weight import BLOCK
-from runtime.kernels.moe.sort import block_of
+from runtime.kernels.moe.sort import block_of, expert_blocks
+from runtime.kernels.moe.sum import Pairs
 from runtime.kernels.moe.w8a8_down import down_kernel
 
 if TYPE_CHECKING:
@@ -56,17 +60,16 @@ def w8a8_pairs(
     gate_up: Stored,
     down: Stored,
     weights_Tk: Tensor,
-    order_P: Tensor,
-    blocks_B3: Tensor,
-    block: int,
+    experts_Tk: Tensor,
     codes: Codes | None = None,
-) -> Tensor:
-    """Return the weighted output of each pair [P, H], in the order of pairs.
+) -> Pairs:
+    """Return the weighted outputs of each token's experts.
 
     codes  those of x in groups of 128, if there are any
-    order_P, blocks_B3, block  as `expert_blocks` gives them
     """
-    k, (_, hidden, inner) = weights_Tk.shape[1], down.values.shape
+    (num_tokens, k), (num_experts, hidden, inner) = experts_Tk.shape, down.values.shape
+    block = min(block_of_rows(num_tokens * k // num_experts), most_pairs(inner))
+    order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
     num_pairs, num_blocks, tail = weights_Tk.numel(), blocks_B3.shape[0], min(_TAIL, block)
     x, x_scale = codes or quantize_rows(x_TH, BLOCK)
     codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
@@ -108,7 +111,7 @@ def w8a8_pairs(
         BLOCK_M=block,
         TAIL=tail,
     )
-    return out_PH
+    return Pairs(out_PH, k)
 
 
 @autotune(

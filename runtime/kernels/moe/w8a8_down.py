@@ -1,5 +1,7 @@
 """The second product of `w8a8`: inner activations in FP8 times down, weighted.
 
+Chosen for: `EXPERTS`, after the first product of w8a8.
+
 The programs keep a block's activations on chip and walk along the rows of its expert: with F this
 short a program for each tile would mostly wait for its first operands.
 

@@ -1,5 +1,7 @@
 """The norm of the delta rule's output, head by head, with its gate.
 
+Chosen for: `RULE_OUTPUT`: numbers, or codes of prompts only.
+
     n = cast(o * rsqrt(mean(o^2) + eps))        y = cast(n * w * silu(z))
 
 Source: the Qwen3.5 model code of transformers for the casts.
@@ -19,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.encode.rows import GROUP, Codes, quantized
+from runtime.kernels.cases import GROUP
+from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 

@@ -8,7 +8,7 @@ from runtime.kernels.attention import step as step_module
 from runtime.kernels.attention.decode import attention_decode
 from runtime.kernels.attention.reference import split_query_gate
 from runtime.kernels.attention.rope import rope_cos_sin
-from runtime.kernels.attention.step import attention_step, attention_step_reference, few
+from runtime.kernels.attention.step import attention_step, attention_step_reference
 from runtime.kernels.attention.write import norm_rope_write
 
 EPS = 1e-6
@@ -135,14 +135,6 @@ def test_projections_and_angles_are_read_only_after_the_wait(interpreter, monkey
     at = torch.tensor(SLOTS[:3]), torch.tensor(LENGTHS[:3])
     got = attention_step(*early, *(whole[1:] for whole in wholes), *at)
     assert distance(got, expected) < FLOAT32
-
-
-def test_only_few_rows_of_different_slots_are_for_it():
-    assert few(1, 1, 4)
-    assert few(16, 1, 4)
-    assert not few(17, 1, 4)
-    assert not few(2, 2, 4)
-    assert not few(0, 1, 4)
 
 
 def test_heads_that_are_not_those_of_the_pools_are_refused():

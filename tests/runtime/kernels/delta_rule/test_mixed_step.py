@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels.delta_rule import mixed_step as module
 from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step, mixed_step_reference
 
 # A dozen roundings, in a norm of a small output.
@@ -40,9 +39,9 @@ def pools():
 
 
 @pytest.mark.parametrize("few", [256, 1])
-def test_both_ways_do_what_the_reference_does(few, interpreter, monkeypatch):
+def test_both_ways_do_what_the_reference_does(few, interpreter, thresholds):
     """Two kernels for all, or first the convolution; padding gives zeros and moves nothing."""
-    monkeypatch.setattr(module, "_FEW", few)
+    thresholds(FEW_STATES=few)
     slots, got, expected = torch.tensor([3, -1, 0]), pools(), pools()
     y = mixed_step(*inputs(3), rule(), *got, slots)
     wanted = mixed_step_reference(*inputs(3), rule(), *expected, slots)

@@ -10,10 +10,9 @@ from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear.product import (
     codes_for,
     linear,
-    linear_fp8,
-    linear_fp8_dynamic,
     linear_fp8_dynamic_reference,
     linear_reference,
+    quantised_linear,
 )
 from runtime.kernels.linear.weight import (
     Fp8Weight,
@@ -23,6 +22,14 @@ from runtime.kernels.linear.weight import (
 )
 
 SCHEMES = ["block", "channel"]
+
+
+def linear_fp8(x, codes, scale):
+    return linear(x, Fp8Weight(codes, scale))
+
+
+def linear_fp8_dynamic(x, codes, scale):
+    return quantised_linear(x, Fp8Weight(codes, scale))
 
 
 def normal(*shape, seed=0):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels.linear import row, row_strips
+from runtime.kernels.linear import row
 from runtime.kernels.linear.row import (
     norm_row_linear,
     norm_row_linear_reference,
@@ -70,11 +70,10 @@ def test_a_row_is_normed_within_the_product(n, k, stored, interpreter):
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("k", [70, 2100])
-def test_the_normed_row_is_kept_for_others(k, apart, interpreter, monkeypatch):
+def test_the_normed_row_is_kept_for_others(k, apart, interpreter, thresholds):
     """Within two parts of the columns and beyond, by the first tile or a kernel of its own."""
     if apart:
-        monkeypatch.setattr(row, "_WIDE", k)
-        monkeypatch.setattr(row, "_LITTLE", 0)
+        thresholds(WIDE_ROW=k, LARGE_WEIGHT=0)
     x, norm, w = normal(1, k) * 3, normal(k, seed=2) * 0.1, weight(9, k, "block", seed=1)
     normed, y = normed_and_linear(x, norm, EPS, w)
     assert distance(normed, rmsnorm_reference(x, norm, EPS)) < FLOAT32
@@ -100,10 +99,8 @@ def gate_and_up_are_near(f, k, stored):
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_a_wide_row_is_normed_apart(stored, interpreter, monkeypatch):
-    monkeypatch.setattr(row, "_WIDE", 70)
-    monkeypatch.setattr(row, "_LITTLE", 0)
-    monkeypatch.setattr(row_strips, "_WIDEST", 69)
+def test_a_wide_row_is_normed_apart(stored, interpreter, thresholds):
+    thresholds(WIDE_ROW=70, LARGE_WEIGHT=0, WIDEST_STRIP=69)
     two_normed_products_are_near(10, 70, stored, stored)
     x, norm, weights = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(10, 70, stored, seed=1)
     gated = row_gated(x, weights, norm, EPS)
@@ -112,10 +109,9 @@ def test_a_wide_row_is_normed_apart(stored, interpreter, monkeypatch):
 
 @pytest.mark.parametrize("second", STORED)
 @pytest.mark.parametrize("stored", ["block", "channel"])
-def test_a_row_is_normed_once_for_a_strip_of_rows(stored, second, interpreter, monkeypatch):
+def test_a_row_is_normed_once_for_a_strip_of_rows(stored, second, interpreter, thresholds):
     """Strips over a block of scales and one that ends early; a second weight, or none."""
-    monkeypatch.setattr(row, "_WIDE", 70)
-    monkeypatch.setattr(row, "_LITTLE", 0)
+    thresholds(WIDE_ROW=70, LARGE_WEIGHT=0)
     two_normed_products_are_near(150, 190, stored, second)
     x, norm, w = normal(1, 70) * 3, normal(70, seed=2) * 0.1, weight(33, 70, stored, seed=1)
     (got,) = norm_row_linear(x, norm, EPS, w)

@@ -7,7 +7,7 @@ import torch
 
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear.weight import Fp8Weight
-from runtime.kernels.moe import tiles, w8a8
+from runtime.kernels.moe import w8a8
 from runtime.kernels.moe.layer import expert_terms, moe_experts, moe_experts_reference
 from runtime.kernels.moe.sort import expert_blocks
 
@@ -70,7 +70,7 @@ def test_neither_the_order_of_an_experts_pairs_nor_that_of_blocks_changes_a_bit(
     x, weights = normal(len(experts), 384), normal(*experts.shape, seed=1).sigmoid()
     args = x, signs(5, 256, 384), signs(5, 384, 128, seed=2), weights, experts
     expected = moe_experts(*args)
-    monkeypatch.setattr(tiles, "expert_blocks", reordered)
+    monkeypatch.setattr(w8a8, "expert_blocks", reordered)
     assert torch.equal(moe_experts(*args), expected)
 
 
