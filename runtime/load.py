@@ -24,8 +24,8 @@ from formats.family.config import Config
 from formats.family.roles import ROLES
 from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
-from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, Weight
-from runtime.kernels.moe import Experts, MoeWeights
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
+from runtime.kernels.moe.layer import Experts, MoeWeights
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]

@@ -73,7 +73,7 @@ class Worker:
         importance, scheme = self.importance.get(item.atom.name), item.scheme
         if self.device != "cpu" and scheme.name in KERNELS and importance is None:
             from quant.fp8.reference import check_finite
-            from runtime.kernels.k_quants import encode_k
+            from runtime.kernels.encode.k_quants import encode_k
 
             check_finite(w)
             return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}

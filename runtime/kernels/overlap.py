@@ -23,9 +23,13 @@ def ask(pointers):
     """Ask for what these point to in memory, so that it is soon in the L2 cache."""
     if not INTERPRET:
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @jit

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from runtime.errors import RequestError
-from runtime.kernels.delta_rule import CHUNK
+from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.kernels.launch import power_of_two
 from runtime.model import Model, hidden_states
 from runtime.serve.graphs import Arriving, DecodeRows, next_tokens

@@ -10,7 +10,7 @@ from formats.errors import FormatError
 from formats.family.names import TEXT
 from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
 from qwen35_convert.containers.registry import open_checkpoint
-from runtime.kernels.gemm_fp8 import Fp8Weight
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.load import Loader, load_layer
 from runtime.model import Model
 from tests.checkpoints import (
