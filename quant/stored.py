@@ -221,7 +221,7 @@ def _order(moves: Sequence[Op], count: int) -> Tensor | None:
 
 
 def each_row(
-    scheme: Scheme, parts: Mapping[str, Tensor], shape: tuple[int, int]
+    scheme: Scheme, parts: Mapping[str, Tensor], shape: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Return encoded parts of a weight of this shape as `Scheme.decode` takes them: row by row."""
     import torch

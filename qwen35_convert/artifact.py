@@ -104,7 +104,7 @@ def write_artifact(job: Job) -> Conversion:
 
 def _verified(job: Job, sink: FolderSink) -> Report:
     checks = checks_of(job.plan.recipe, job.share.verifiers)
-    checks = replace(checks, importance=job.plan.importance)
+    checks = replace(checks, expected=job.plan)
     artifact = container_for(job.out).open(sink.artifact)
     return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 

@@ -7,11 +7,11 @@ meets an artifact asks its container; `qwen35_convert.containers.registry` lists
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint, TensorFile
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
@@ -118,6 +118,22 @@ class Container(Protocol):
 
         widened  the source's container has them in a wider type than the model's
         """
+        ...
+
+    def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
+        """Return every file of tensors, also those that are not opened with the checkpoint."""
+        ...
+
+    def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
+        """Yield the names of files that belong to it by their place, and are not listed."""
+        ...
+
+    def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
+        """Yield how the header of a file of tensors differs from the expected one."""
+        ...
+
+    def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+        """Yield fields that engines obey and that are not the source's, whatever the recipe was."""
         ...
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:

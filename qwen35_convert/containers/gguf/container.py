@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, open_gguf, whole_path
-from formats.gguf.file import GgufFile
+from formats.gguf.file import SHARD, GgufFile
 from quant.measure import same_bits
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
+from qwen35_convert.containers.gguf.differences import config_differences, header_differences
 from qwen35_convert.containers.gguf.expected import make_gguf_plan
 from qwen35_convert.containers.gguf.importance import USED
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
@@ -108,6 +109,31 @@ class GgufFiles:
             return same_bits(left, right.to(left.dtype))
         gap, size = (left.double() - right.double()).abs(), right.double().abs()
         return bool((gap <= slack[0] + slack[1] * size).all())
+
+    def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
+        """Return the parts, and the vision file if there is one."""
+        vision = mmproj_beside(artifact)
+        return {**artifact.files, **({vision.name: GgufFile(vision)} if vision else {})}
+
+    def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
+        """Yield files of the same stem: parts of another split, a vision file."""
+        stem = self.whole(artifact).stem
+        for path in sorted(artifact.folder.glob("*.gguf")):
+            part = SHARD.fullmatch(path.name)
+            own = part[1] if part else path.stem.removeprefix("mmproj-")
+            if own == stem and path.name not in listed:
+                yield path.name
+
+    def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
+        """Compare keys and values, tensors, their types, shapes and places."""
+        with path.open("rb") as file:
+            got = file.read(len(expected))
+        if got != expected:
+            yield from header_differences(path, expected)
+
+    def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+        """Compare the metadata with those that the source's config and tokenizer give."""
+        yield from config_differences(artifact, source)
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
         """Judge the vision file, if there is one."""

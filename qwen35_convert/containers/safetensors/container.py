@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint, TensorFile
 from formats.safetensors.folder import CONTAINER, open_folder
 from quant.measure import same_bits
 from quant.registry import RECOGNISERS
 from qwen35_convert.containers.safetensors.census import structure_failures
+from qwen35_convert.containers.safetensors.differences import (
+    config_differences,
+    header_differences,
+)
 from qwen35_convert.containers.safetensors.expected import make_folder_plan
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
@@ -86,6 +90,26 @@ class SafetensorsFolder:
         """Whether rows are equal bit for bit, after the cast if the source's are wider."""
         left, right = ours.rows(*rows), theirs.rows(*rows)
         return same_bits(left, right.to(left.dtype) if widened else right)
+
+    def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
+        """Return the shards."""
+        return artifact.files
+
+    def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
+        """Yield every other file of the folder."""
+        names = sorted(path.name for path in artifact.folder.iterdir() if path.is_file())
+        yield from (name for name in names if name not in listed)
+
+    def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
+        """Compare tensors, their types, shapes and places, and the metadata."""
+        with path.open("rb") as file:
+            got = file.read(len(expected))
+        if got != expected:
+            yield from header_differences(path, expected)
+
+    def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+        """Compare config.json and the side files with the source's."""
+        yield from config_differences(artifact, source)
 
     def beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
         """Yield nothing."""
