@@ -178,7 +178,7 @@ def test_a_node_opens_what_it_is_told_of(tmp_path):
     ("changes", "kind", "said"),
     [
         ({"token": "another"}, OutputError, "node far does not see what this machine writes"),
-        ({"out": Path("nowhere/out")}, OutputError, "expected  a file system that all nodes share"),
+        ({"out": Path("nowhere/out")}, OutputError, "expected a file system that all nodes share"),
         ({"digest": "another"}, OutputError, "node far sees another source"),
         ({"source": Path("nowhere")}, OutputError, "node far: nowhere does not exist"),
         ({"version": "0.0.0"}, MissingError, "expected 0.0.0"),
