@@ -99,10 +99,10 @@ def _guard() -> None:
     home = Path(__file__).resolve().parent.parent
     for name in ("formats", "quant", "runtime"):
         spec = find_spec(name)
-        found = Path(spec.origin).resolve().parent.parent if spec and spec.origin else None
-        if found != home:
+        place = Path(spec.origin).resolve().parent.parent if spec and spec.origin else None
+        if place != home:
             raise ImportError(
-                f"qwen35 needs its own package {name!r} from {home}, but Python finds {found}; "
+                f"qwen35 needs its own package {name!r} from {home}, but Python finds {place}; "
                 "install qwen35 in an environment of its own"
             )
 

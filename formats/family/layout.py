@@ -369,15 +369,15 @@ GDN_PIECES: dict[str, tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]] = {
 def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
     """Decide tying from the tensors; the flags can only contradict."""
     flags = config.tie_flags
-    said = ", ".join(f"{k} {str(v).lower()}" for k, v in flags.items()) or "no tie flag"
+    stated = ", ".join(f"{k} {str(v).lower()}" for k, v in flags.items()) or "no tie flag"
     if form.head:
-        note = f"lm_head is present, so the head is not tied ({said})"
+        note = f"lm_head is present, so the head is not tied ({stated})"
         return False, [note] if any(flags.values()) else [], []
     if not any(flags.values()):
-        problem = f"is missing, and the head is not tied ({said})"
+        problem = f"is missing, and the head is not tied ({stated})"
         remedy = "add the head, or set tie_word_embeddings if it is tied"
         return False, [], [Problem("lm_head.weight", problem, remedy)]
-    notes = [] if all(flags.values()) else [f"tie flags disagree ({said}); no lm_head: tied"]
+    notes = [] if all(flags.values()) else [f"tie flags disagree ({stated}); no lm_head: tied"]
     return True, notes, []
 
 

@@ -55,8 +55,8 @@ def whole_path(checkpoint: Checkpoint) -> Path:
 
 
 def _name(kv: Mapping[str, Kv], path: Path) -> str:
-    said = kv["general.name"].value if "general.name" in kv else None
-    return said if isinstance(said, str) and said else path.stem
+    title = kv["general.name"].value if "general.name" in kv else None
+    return title if isinstance(title, str) and title else path.stem
 
 
 class _Sides(Mapping[str, bytes]):

@@ -149,8 +149,8 @@ def size_label(infos: Iterable[TensorInfo]) -> str:
 def sampling_pairs(generation: Mapping[str, Any]) -> Iterable[Kv]:
     """Return how to sample, as far as generation_config.json says."""
     for key, kind, fields in SAMPLING:
-        given = {f: generation[f] for f in fields if generation.get(f) is not None}
-        for field, value in list(given.items())[:1]:
+        sampling = {f: generation[f] for f in fields if generation.get(f) is not None}
+        for field, value in list(sampling.items())[:1]:
             if not _fits(kind, value):
                 raise FormatError(
                     f"generation_config.json: {field} is {value!r}, expected {kind}, "
@@ -385,6 +385,6 @@ def _vocabulary(keys: Keys, infos: Mapping[str, TensorInfo]) -> int:
             f"({keys.arch}.embedding_length)"
         )
     if "vocab_size" in keys and keys.size("vocab_size") != info.shape[0]:
-        said = keys.size("vocab_size")
-        keys.fail("vocab_size", f"is {said}, expected {info.shape[0]} (token_embd.weight)")
+        vocabulary = keys.size("vocab_size")
+        keys.fail("vocab_size", f"is {vocabulary}, expected {info.shape[0]} (token_embd.weight)")
     return info.shape[0]

@@ -132,12 +132,12 @@ def _groups(
 def _sensitivity(kind: str, facts: Facts, *, first: bool) -> float:
     """Return the sensitivity of a kind as a whole, if all its layers were like this one."""
     column = 1 if facts.num_experts else 0
-    found = SENSITIVITY[kind][column]
+    sensitivity = SENSITIVITY[kind][column]
     if kind == "token_embd" and facts.tied:
-        found += SENSITIVITY["output"][column]
+        sensitivity += SENSITIVITY["output"][column]
     if not first:
-        return found
-    return found * (FIRST_FFN if kind.startswith("ffn_") else FIRST_MIXER)
+        return sensitivity
+    return sensitivity * (FIRST_FFN if kind.startswith("ffn_") else FIRST_MIXER)
 
 
 def _raise_within(groups: Sequence[_Group], budget: float) -> None:

@@ -109,8 +109,8 @@ class Plan:
         read = {*source.read_files(), *self.read_files(source)}
         files = [source.identity(path) for path in sorted(read)]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
-        said = [self.recipe.model_dump(mode="json"), self.described, headers, files]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        contents = [self.recipe.model_dump(mode="json"), self.described, headers, files]
+        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def pack(units: Iterable[Sequence[TensorInfo]], limit: int) -> list[list[TensorInfo]]:

@@ -79,10 +79,10 @@ def _template(checkpoint: Checkpoint) -> str:
     content = checkpoint.side(TEMPLATE)
     if content is not None:
         return content.decode("utf-8")
-    given = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
-    if not isinstance(given, str):
+    value = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
+    if not isinstance(value, str):
         raise FormatError(f"{checkpoint.folder}: the chat template {TEMPLATE} is missing")
-    return given
+    return value
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
@@ -91,8 +91,8 @@ def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     named = named.get("content") if isinstance(named, dict) else named
     tokens = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
     for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
-        given = part.get("eos_token_id")
-        tokens += given if isinstance(given, list) else [given]
+        value = part.get("eos_token_id")
+        tokens += value if isinstance(value, list) else [value]
     return frozenset(token for token in tokens if isinstance(token, int))
 
 

@@ -74,10 +74,10 @@ def describe_files(
 ) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
     listed = sorted(paths)
-    given = known or {}
+    hashes_known = known or {}
 
     def one(path: Path) -> str:
-        return given.get(path.name) or sha256_file(path, stop)
+        return hashes_known.get(path.name) or sha256_file(path, stop)
 
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         hashes = list(pool.map(one, listed))

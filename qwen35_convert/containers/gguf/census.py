@@ -36,9 +36,9 @@ def _types(artifact: Checkpoint) -> Iterator[Failure]:
 
 
 def _mtp(artifact: Checkpoint) -> Iterator[Failure]:
-    said, stored = artifact.config.mtp_layers, artifact.layout.form.mtp_layers
-    if said != stored:
-        yield Failure("nextn_predict_layers", f"is {said}, but {stored} MTP layers are stored")
+    stated, stored = artifact.config.mtp_layers, artifact.layout.form.mtp_layers
+    if stated != stored:
+        yield Failure("nextn_predict_layers", f"is {stated}, but {stored} MTP layers are stored")
 
 
 def _vocabulary(artifact: Checkpoint) -> Iterator[Failure]:

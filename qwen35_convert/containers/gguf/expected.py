@@ -92,7 +92,7 @@ def _choose_types(
     shapes: Mapping[str, Shape],
 ) -> dict[str, Choice]:
     """Apply the mix and the rules; what they refuse is the recipe's fault."""
-    sizes, asked = source.config.sizes, recipe.quantize
+    sizes, choice_of = source.config.sizes, recipe.quantize
     listed = [
         MixTensor(name, parts[0].atom.role, shapes[name], tuple(part.atom.name for part in parts))
         for name, parts in tensors.items()
@@ -102,11 +102,13 @@ def _choose_types(
         num_experts=sizes.get("E", 0),
         gqa=sizes["NH"] // sizes["NKV"],
         tied=source.layout.tied,
-        imatrix=asked.imatrix is not None,
+        imatrix=choice_of.imatrix is not None,
     )
     rules = policy_rules(recipe)
     try:
-        return choose(asked.scheme, listed, facts, rules, like_llama_cpp=asked.mix == "llama.cpp")
+        return choose(
+            choice_of.scheme, listed, facts, rules, like_llama_cpp=choice_of.mix == "llama.cpp"
+        )
     except QuantError as error:
         raise RecipeError(str(error)) from None
 

@@ -58,11 +58,13 @@ def read_importance(
     try:
         file = GgufFile(path)
         entries = _entries(file)
-        found = importances(entries, shapes)
+        by_tensor = importances(entries, shapes)
     except (FormatError, QuantError) as error:
         raise RecipeError(f"quantize.imatrix: {error}") from None
     weights = {
-        part.atom.name: found[name][part.index or 0] for name in found for part in tensors[name]
+        part.atom.name: by_tensor[name][part.index or 0]
+        for name in by_tensor
+        for part in tensors[name]
     }
     return Importance(weights, _pairs(path, file, entries), _notes(path.name, entries, tensors))
 

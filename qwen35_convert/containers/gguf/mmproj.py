@@ -54,13 +54,13 @@ def mmproj_part(
         raise FormatError("the checkpoint has no vision tensors\n  fix   set vision to drop")
     asked = recipe.quantize.scheme
     mix = asked if asked in FOLLOWED else OTHERWISE
-    made = [
+    tensors = [
         (atom, target, _info(atom, target, FOLLOWED[mix]))
         for atom in atoms
         for target in vision_tensors(atom.hub)
     ]
-    items = tuple(_item(atom, target, info, mix) for atom, target, info in made)
-    infos = [info for _, _, info in made]
+    items = tuple(_item(atom, target, info, mix) for atom, target, info in tensors)
+    infos = [info for _, _, info in tensors]
     shard = gguf_shard(mmproj_name(stem), _pairs(source, infos, mix), infos)
     return items, (shard,)
 

@@ -31,7 +31,7 @@ FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
 
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
     """Return everything that headers and config show to be wrong."""
-    found = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
+    failures = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
     for check in (
         _config_block,
         _listed,
@@ -41,8 +41,8 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
         _config_fields,
         _index,
     ):
-        found += check(artifact)
-    return found
+        failures += check(artifact)
+    return failures
 
 
 def _entries(artifact: Checkpoint) -> list[str]:
@@ -148,11 +148,11 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
     expected = CLASSES[config.moe, layout.kind == "hub"]
-    said = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
-    if said != expected and layout.kind in ("hub", "text"):
+    stated = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
+    if stated != expected and layout.kind in ("hub", "text"):
         yield Failure(
             "config.json",
-            f"names {said[0]} and {said[1]}, "
+            f"names {stated[0]} and {stated[1]}, "
             f"but the tensors are those of {expected[0]} and {expected[1]}",
         )
 

@@ -53,8 +53,8 @@ def artifact_config(
         body = copy.deepcopy(config.raw) | {"text_config": text}
     else:
         body = {key: config.raw[key] for key in CARRIED if key in config.raw} | text
-    said = {"architectures": [name], "model_type": model_type}
-    result: dict[str, Any] = said | body | said | {"tie_word_embeddings": tied}
+    class_fields = {"architectures": [name], "model_type": model_type}
+    result: dict[str, Any] = class_fields | body | class_fields | {"tie_word_embeddings": tied}
     for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
     if any(scheme.name != KEEP for _, scheme, _ in rows):

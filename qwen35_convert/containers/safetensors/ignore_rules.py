@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 
 def _experts_of(module: str) -> str | None:
-    head, found, _ = module.partition(".experts.")
-    return f"{head}.experts" if found else None
+    head, separator, _ = module.partition(".experts.")
+    return f"{head}.experts" if separator else None
 
 
 def vllm_leaves(module: str, entries: Sequence[str]) -> bool:
