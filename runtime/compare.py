@@ -13,7 +13,7 @@ Shape letters: N sequences, T tokens of each, R = N*T rows, H hidden size, V voc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,8 +26,11 @@ from formats.family.config import Config
 from runtime.errors import RequestError
 from runtime.layerwise import Progress, Walk
 from runtime.softmax import Divergence, Softmax
+from runtime.workers import Workers
 
+_BLOCK_ROWS = 512
 _STRIP_CELLS = 1 << 20
+Block = tuple[Divergence, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ def streamed_logits(
 ) -> Iterator[Tensor]:
     """Yield the logits of all rows in strips [R, some of V], one after another to the whole V."""
     walk = _walk(checkpoint, ids_NT, device, dtype)
-    x = deque(walk.residuals(), maxlen=1).pop()
-    yield from _strips(walk, x)
+    hidden = walk.hidden(deque(walk.residuals(), maxlen=1).pop())
+    for head in _head_strips(walk):
+        yield hidden @ head.T
 
 
 @torch.inference_mode()
@@ -83,26 +87,53 @@ def compare_logits(
     FormatError if either has problems or they are not models of one shape.
     """
     _check_alike(source.config, artifact.config)
-    kinds = source.config.layer_types
-    walks = [_walk(one, ids_NT, device, dtype) for one in (source, artifact)]
+    with Workers(device) as workers:
+        walks = [_walk(one, ids_NT, device, dtype, workers) for one in (source, artifact)]
+        layers, ends = _compared_layers(walks, progress)
+        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device)), layers)
+
+
+def _compared_layers(
+    walks: Sequence[Walk], progress: Progress
+) -> tuple[tuple[LayerError, ...], tuple[Tensor, ...]]:
+    """Walk source and artifact in step; return the errors by layer and the last streams."""
+    kinds = walks[0].config.layer_types
     layers: list[LayerError] = []
-    ends: deque[tuple[Tensor, ...]] = deque(maxlen=1)
-    for streams in zip(*(walk.residuals() for walk in walks), strict=True):
-        layers.append(LayerError(len(layers), kinds[len(layers)], _relative_error(*streams)))
-        ends.append(streams)
+    ends: tuple[Tensor, ...] = ()
+    for ends in zip(*(walk.residuals() for walk in walks), strict=True):
+        layers.append(LayerError(len(layers), kinds[len(layers)], _relative_error(*ends)))
         progress(f"layer {len(layers)} of {len(kinds)}")
-    strips = (_strips(walk, x) for walk, x in zip(walks, ends.pop(), strict=True))
-    return _report(ids_NT.to(device), zip(*strips, strict=True), tuple(layers))
+    return tuple(layers), ends
+
+
+def _diverged(walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor) -> list[Divergence]:
+    """Return the divergences of blocks of rows after the whole vocabulary."""
+    targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), _BLOCK_ROWS)
+    sides = zip(walks, ends, strict=True)
+    hidden = [torch.split(walk.hidden(x), _BLOCK_ROWS) for walk, x in sides]
+    blocks = list(zip(map(Divergence, targets), *hidden, strict=True))
+    for source, artifact in zip(*map(_head_strips, walks), strict=True):
+
+        def take(block: Block, source: Tensor = source, artifact: Tensor = artifact) -> None:
+            divergence, x_source, x_artifact = block
+            divergence.take(x_source @ source.T, x_artifact @ artifact.T)
+
+        walks[0].workers.run(take, blocks)
+    return [divergence for divergence, *_ in blocks]
 
 
 def _walk(
-    checkpoint: Checkpoint, ids_NT: Tensor, device: torch.device | str, dtype: torch.dtype
+    checkpoint: Checkpoint,
+    ids_NT: Tensor,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    workers: Workers | None = None,
 ) -> Walk:
     if ids_NT.ndim != 2 or ids_NT.shape[0] < 1 or ids_NT.shape[1] < 2:
         raise RequestError(
             f"token ids have shape {list(ids_NT.shape)}, expected rows of at least 2 tokens"
         )
-    return Walk.over(checkpoint, list(ids_NT), device=device, dtype=dtype)
+    return Walk.over(checkpoint, list(ids_NT), device=device, dtype=dtype, workers=workers)
 
 
 def _check_alike(source: Config, artifact: Config) -> None:
@@ -117,38 +148,39 @@ def _check_alike(source: Config, artifact: Config) -> None:
 
 
 def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
-    norm = source_RH.double().norm()
-    return float((artifact_RH.double() - source_RH.double()).norm() / norm) if norm else 0.0
+    norm, error = 0.0, 0.0
+    parts = (torch.split(x, _BLOCK_ROWS) for x in (source_RH, artifact_RH))
+    for source, artifact in zip(*parts, strict=True):
+        norm += float(source.double().square().sum())
+        error += float((artifact.double() - source).square().sum())
+    return (error / norm) ** 0.5 if norm else 0.0
 
 
-def _strips(walk: Walk, x_RH: Tensor) -> Iterator[Tensor]:
-    """Yield the logits [R, some of V] of a residual stream."""
-    hidden, loader = walk.hidden(x_RH), walk.loader
-    head = loader.open(walk.head)
-    width, step = head.shape[0], max(1, _STRIP_CELLS // max(hidden.shape))
+def _head_strips(walk: Walk) -> Iterator[Tensor]:
+    """Yield the rows of the head, [some of V, H], such that a block's logits fit _STRIP_CELLS."""
+    head = walk.loader.open(walk.head)
+    width, step = head.shape[0], max(1, _STRIP_CELLS // max(_BLOCK_ROWS, head.shape[1]))
     for start in range(0, width, step):
         stop = min(start + step, width)
-        yield hidden @ loader.strip(head, start, stop).T
+        yield walk.loader.strip(head, start, stop)
         head.release(start, stop)
 
 
 def _report(
-    ids_NT: Tensor, strips: Iterator[tuple[Tensor, ...]], layers: tuple[LayerError, ...]
+    ids_NT: Tensor, blocks: Sequence[Divergence], layers: tuple[LayerError, ...]
 ) -> LogitsReport:
-    divergence = Divergence(ids_NT.roll(-1, 1).flatten().long())
-    for pair in strips:
-        divergence.take(*pair)
-    kl = divergence.kl
+    kl = torch.cat([block.kl for block in blocks])
     return LogitsReport(
         kl_mean=float(kl.mean()),
         kl_p999=float(kl.quantile(0.999)),
-        top1=float(divergence.agrees.double().mean()),
-        ppl_source=_perplexity(divergence.source, ids_NT),
-        ppl_artifact=_perplexity(divergence.artifact, ids_NT),
+        top1=float(torch.cat([block.agrees for block in blocks]).double().mean()),
+        ppl_source=_perplexity([block.source for block in blocks], ids_NT),
+        ppl_artifact=_perplexity([block.artifact for block in blocks], ids_NT),
         tokens=ids_NT.numel(),
         layers=layers,
     )
 
 
-def _perplexity(side: Softmax, ids_NT: Tensor) -> float:
-    return float(side.loss.view(ids_NT.shape)[:, :-1].mean().exp())
+def _perplexity(blocks: Sequence[Softmax], ids_NT: Tensor) -> float:
+    loss = torch.cat([block.loss for block in blocks])
+    return float(loss.view(ids_NT.shape)[:, :-1].mean().exp())

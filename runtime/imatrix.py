@@ -25,6 +25,7 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from runtime.layerwise import Progress, Walk
+from runtime.workers import Workers
 
 
 @dataclass
@@ -92,11 +93,19 @@ def collect(
     FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
     """
     imatrix = Imatrix(sum(len(ids) for ids in texts))
-    walk = Walk.over(checkpoint, texts, device=device, dtype=torch.float32, observer=imatrix)
-    hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
-    if checkpoint.layout.form.mtp_layers:
-        walk.mtp(hidden)
-        progress("MTP head")
+    with Workers(device) as workers:
+        walk = Walk.over(
+            checkpoint,
+            texts,
+            device=device,
+            dtype=torch.float32,
+            workers=workers,
+            observer=imatrix,
+        )
+        hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
+        if checkpoint.layout.form.mtp_layers:
+            walk.mtp(hidden)
+            progress("MTP head")
     return imatrix
 
 

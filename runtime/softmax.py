@@ -3,7 +3,14 @@
     KL(source || artifact) = sum_v p_v (log p_v - log q_v)
                            = E_p[l - m] - log sum e^l + log sum e^m       l, m the logits of the two
 
-All sums are float64: KL is a small difference of large numbers, of which float32 would leave 1e-6.
+Powers e^(l - top) are float32, the sums of them and of their products with l - m float64.
+
+Bound: with u = 2^-24, subtracting `top` and the power (right to 2 u) leave each power a relative
+error of u (2 + top - l), and l - m and the product another 2 u |l - m|. The KL of a token is off by
+at most u (4 + E_p[top - l] + E_q[top - m] + (4 + top - l) |l - m|), all expected values: about 1e-6
+for a flat distribution over 248320 tokens. Measured there against float64 throughout: 2e-8 at most
+and 6e-10 in the mean of tokens, because the errors have either sign. Equal logits give exactly 0.
+float32 sums would leave 3e-7 and 1e-8.
 
 Shape letters: R rows (tokens), V vocabulary, n tokens of a strip of it.
 """
@@ -17,34 +24,34 @@ from torch import Tensor
 class Softmax:
     """What is kept of one side's logits.
 
-    top, total  the largest logit and the sum of e^(logit - top), [R] each
+    top, total  the largest logit, float32, and the sum of e^(logit - top), float64, [R] each
     best        the token of the largest logit
     target      the logit of the token that comes next
     """
 
     def __init__(self, targets_R: Tensor) -> None:
         self.targets = targets_R
-        self.top = torch.full(
-            targets_R.shape, -torch.inf, dtype=torch.float64, device=targets_R.device
-        )
-        self.total = torch.zeros_like(self.top)
-        self.target = torch.zeros_like(self.top)
+        zeros = torch.zeros(targets_R.shape, dtype=torch.float32, device=targets_R.device)
+        self.top, self.target = zeros - torch.inf, zeros
+        self.total = zeros.double()
         self.best = torch.zeros_like(targets_R)
 
-    def take(self, strip_Rn: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Take the logits of tokens from `first`; return (shrink [R], powers [R, n]).
+    def take(self, strip_Rn: Tensor, first: int) -> Tensor:
+        """Take the logits of tokens from `first`, which become e^(logit - top); return shrink [R].
 
-        powers are e^(logit - top); sums of earlier powers are to be multiplied by shrink
+        Sums of earlier powers are to be multiplied by shrink.
         """
-        highest, place = strip_Rn.max(-1)
-        self.best = torch.where(highest > self.top, first + place, self.best)
-        top = torch.maximum(self.top, highest)
-        shrink, powers = (self.top - top).exp(), (strip_Rn - top[:, None]).exp()
-        self.top, self.total = top, self.total * shrink + powers.sum(-1)
+        highest, before = strip_Rn.amax(-1), self.top
+        higher = (highest > before).nonzero()[:, 0]
+        self.best[higher] = first + strip_Rn[higher].argmax(-1)
         column, last = self.targets - first, strip_Rn.shape[1] - 1
         picked = strip_Rn.gather(1, column.clamp(0, last)[:, None])[:, 0]
         self.target = torch.where((column >= 0) & (column <= last), picked, self.target)
-        return shrink, powers
+        self.top = torch.maximum(before, highest)
+        shrink = (before.double() - self.top).exp()
+        strip_Rn.sub_(self.top[:, None]).exp_()
+        self.total = self.total * shrink + strip_Rn.sum(-1, dtype=torch.float64)
+        return shrink
 
     @property
     def log_sum(self) -> Tensor:
@@ -69,12 +76,13 @@ class Divergence:
         self.first = 0
 
     def take(self, source_Rn: Tensor, artifact_Rn: Tensor) -> None:
-        """Take the next strip of both sides' logits."""
-        source, artifact = source_Rn.double(), artifact_Rn.double()
-        shrink, powers = self.source.take(source, self.first)
-        self.artifact.take(artifact, self.first)
-        self.weighted = self.weighted * shrink + (powers * (source - artifact)).sum(-1)
-        self.first += source.shape[1]
+        """Take the next strip of both sides' logits, which are overwritten."""
+        difference, width = source_Rn - artifact_Rn, source_Rn.shape[1]
+        shrink = self.source.take(source_Rn, self.first)
+        self.artifact.take(artifact_Rn, self.first)
+        terms = difference.mul_(source_Rn).sum(-1, dtype=torch.float64)
+        self.weighted = self.weighted * shrink + terms
+        self.first += width
 
     @property
     def kl(self) -> Tensor:

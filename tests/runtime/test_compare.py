@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import runtime.compare as compare_module
-import runtime.layerwise as layerwise_module
+import runtime.layer_pass as layer_module
 from formats.errors import FormatError
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.compare import compare_logits, streamed_logits
@@ -123,9 +123,9 @@ def test_errors_grow_from_the_layer_that_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("module", "limit", "small"),
     [
-        (compare_module, "_STRIP_CELLS", 40 * 256),
-        (layerwise_module, "GROUP_TOKENS", 40),
-        (layerwise_module, "MLP_CELLS", 40 * 2 * 256),
+        (compare_module, "_STRIP_CELLS", 40 * 512),
+        (layer_module, "GROUP_TOKENS", 40),
+        (layer_module, "MLP_CELLS", 40 * 2 * 256),
     ],
 )
 def test_the_size_of_the_pieces_does_not_matter(pair, monkeypatch, module, limit, small):
@@ -160,7 +160,7 @@ def test_one_layer_of_each_is_in_memory_at_a_time(pair, monkeypatch):
 
 def test_embedding_and_head_are_never_whole(pair, monkeypatch):
     source, artifact, ids = pair
-    monkeypatch.setattr(compare_module, "_STRIP_CELLS", 256 * 10)
+    monkeypatch.setattr(compare_module, "_STRIP_CELLS", 512 * 10)
     whole, widest = [], 0
     tensor, strip = Loader.tensor, Loader.strip
 

@@ -116,7 +116,7 @@ def test_the_mtp_head_sees_the_next_token_and_the_normed_state(tmp_path):
 def test_texts_do_not_see_each_other_and_groups_change_nothing(monkeypatch):
     checkpoint, texts = open_checkpoint(NANO), some_texts(2048, 30, 40, 25)
     together = collect(checkpoint, texts)
-    monkeypatch.setattr("runtime.layerwise.GROUP_TOKENS", 35)
+    monkeypatch.setattr("runtime.layer_pass.GROUP_TOKENS", 35)
     apart = collect(checkpoint, texts)
     alone = [collect(checkpoint, [ids]) for ids in texts]
     for name, sums in together.sums.items():
