@@ -118,7 +118,8 @@ def _check_alike(source: Config, artifact: Config) -> None:
 
 def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
     norm = source_RH.double().norm()
-    return float((artifact_RH.double() - source_RH.double()).norm() / norm) if norm else 0.0
+    error = (artifact_RH.double() - source_RH.double()).norm()
+    return float(error / norm) if norm else float(error * torch.inf) if error else 0.0
 
 
 def _strips(walk: Walk, x_RH: Tensor) -> Iterator[Tensor]:
