@@ -153,7 +153,9 @@ def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
     for source, artifact in zip(*parts, strict=True):
         norm += float(source.double().square().sum())
         error += float((artifact.double() - source).square().sum())
-    return (error / norm) ** 0.5 if norm else 0.0
+    if norm:
+        return (error / norm) ** 0.5
+    return error * torch.inf if error else 0.0
 
 
 def _head_strips(walk: Walk) -> Iterator[Tensor]:

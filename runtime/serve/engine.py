@@ -23,7 +23,7 @@ from runtime.kernels.launch import power_of_two
 from runtime.model import Model, hidden_states
 from runtime.serve.graphs import Arriving, DecodeRows, next_tokens
 from runtime.serve.request import Request, check_ids
-from runtime.serve.sample import GREEDY, Sampler, Sampling
+from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 from runtime.serve.speculation import Speculation
 from runtime.state import Batch, Room, Span, State, send
 
@@ -136,7 +136,7 @@ class Engine:
         """Run a batch with prompts in it, whose rows `ends` give tokens."""
         batch = Batch.pack([rows] if rows else [], prefills, self.model.device)
         ids = batch.ids[: len(rows)]
-        torch.take(self.sampler.last, batch.slots[: len(rows)], out=ids)
+        self.sampler.take(batch.slots[: len(rows)], out=ids)
         if not ends:
             hidden_states(self.model, self.pools, batch)
             return
@@ -154,13 +154,17 @@ class Engine:
         return self.decoding[key]
 
     def _deliver(self) -> list[tuple[Request, int]]:
-        """Wait for what is arriving; append and return it, but for what follows a stop token."""
+        """Wait for what is arriving; append and return it, but for what follows a stop token.
+
+        LogitsError if one of them could not be computed.
+        """
         if self.arriving is None:
             return []
         requests, arriving = self.arriving
         last = arriving.values()
         tokens = [(one, last[one.slot]) for one in requests if not one.finished]
         for request, token in tokens:
+            check_token(token, len(request.tokens) + 1)
             request.ids.append(token)
         self._retire()
         return tokens
@@ -181,6 +185,7 @@ def generate(
     speculate  draft with the MTP head: the same tokens sooner
 
     RequestError if the prompt is empty or strange to the model, or there is no MTP head to draft.
+    LogitsError at the first token whose logits are NaN or infinite.
     """
     request = Request(prompt, max_tokens, sampling, stop)
     check_ids(prompt, model)

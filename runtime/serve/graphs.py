@@ -94,7 +94,7 @@ class DecodeRows:
 
     def _step(self) -> Tensor:
         batch = self.batch
-        torch.take(self.sampler.last, batch.slots, out=batch.ids)
+        self.sampler.take(batch.slots, out=batch.ids)
         tokens = next_tokens(self.model, self.pools, batch, self.sampler, sampled=self.sampled)
         batch.positions.add_(self.one)
         batch.lengths.add_(self.one)
