@@ -117,10 +117,22 @@ class Scheme(StoredForm, Recogniser, Protocol):
         *,
         weighed: bool = False,
     ) -> Error:
-        """Return how far rows, as for `decode`, are from the weight.
+        """Return how far rows, as for `decode`, are from the weight, and what is wrong with them.
 
         importance  what they were encoded with
         weighed     they were encoded with an importance that is not known
+        """
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `compare` can tell right rows from wrong ones; if not, they stay unproven."""
+        ...
+
+    def judge(self, error: Error) -> list[str]:
+        """Return what is wrong with a whole weight whose rows add up to this error.
+
+        Each is the end of a sentence whose subject is the weight.
         """
         ...
 
@@ -168,6 +180,14 @@ class Usual:
     row_multiple: int = 1
     looked_up: bool = False
     inspected: bool = True
+    bounded: bool = True
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its blocks, and of weights by themselves."""
+        faults = [f"{n:,} of {error.blocks:,} {what}" for what, n in error.faults.items() if n]
+        if error.outside:
+            faults.append(f"{error.outside:,} weights are farther off than rounding explains")
+        return faults
 
     def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Return None: no tensor looks like one of these without being one."""

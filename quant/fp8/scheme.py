@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from formats.stored import Problem, StoredWeight
@@ -152,11 +153,43 @@ class Fp8(Usual):
         *,
         weighed: bool = False,
     ) -> Error:
-        """Return how far codes * scale are from the weight."""
+        """Return how far codes * scale are from the weight, and which blocks are wrong."""
         codes = rows[CODES]
         scale = self.scale_of_rows(rows[SCALE], len(codes))
         error: Error = _arithmetic(w_NK).compare(w_NK, codes, scale, self._row_block(codes))
+        if error.count and isfinite(error.sum_sq_error):
+            self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
         return error
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its blocks; one scale for all may have been fitted to all."""
+        from quant.fp8.judge import SCALE as OTHER_SCALE
+
+        if error.blocks:
+            # Nearest codes under a good scale; a search may still have cut weights off.
+            error = replace(error, outside=0)
+        alone = self.block_rows is None and set(error.faults) == {OTHER_SCALE}
+        if alone and abs(error.sum_dot - error.sum_sq_q) <= error.sum_sq_q * 2.0**-8:
+            return []
+        return super(Fp8, self).judge(error)
+
+    def _judge_blocks(self, error: Error, w_NK: Tensor, codes: Tensor, scale: Tensor) -> None:
+        """Fill in the faults of an error."""
+        import torch
+
+        from quant.fp8 import judge
+
+        count, columns = len(codes), self.block_cols or codes.shape[1]
+        each = self.scale_of_rows(scale, count)
+        rows = self.block_rows or count
+        first = torch.arange(0, count, rows).repeat_interleave(rows)[:count]
+        whole = self.block_rows is not None and bool((each == each[first]).all())
+        grid, block = (each[::rows], (rows, columns)) if whole else (each, (1, columns))
+        if self.block_rows is None:
+            grid, block = each[:1], (rows, columns)
+        narrow = scale.dtype == torch.float16
+        blocks = judge.Blocks(w_NK, codes, grid.contiguous(), block, narrow, whole)
+        error.faults, error.blocks = judge.find_faults(blocks), grid.numel()
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return scales that are not finite and positive, and codes that are NaN."""

@@ -60,10 +60,15 @@ def compare_atom(
         problem = f"has shape {list(atom.shape)}, the source has {list(origin.shape)}"
         return Compared(*line, Error(), (Failure(atom.stored, problem),))
     pair = _Pair(artifact, source, open_value(artifact, atom), open_value(source, origin))
-    error, equal = pair.error(importance) if atom.quantized else (Error(), pair.equal())
+    if not atom.quantized:
+        faults = [] if pair.equal() else [""]
+        error = Error()
+    else:
+        error = pair.error(importance)
+        faults = pair.ours.scheme.judge(error)
     failures: tuple[Failure, ...] = ()
-    if not equal or error.outside:
-        failures = (Failure(atom.stored, diagnose(artifact, source, name)),)
+    if faults:
+        failures = (Failure(atom.stored, diagnose(artifact, source, name, faults)),)
     return Compared(*line, error, failures)
 
 
@@ -76,14 +81,14 @@ class _Pair:
     ours: Value
     theirs: Value
 
-    def error(self, importance: Tensor | None) -> tuple[Error, bool]:
+    def error(self, importance: Tensor | None) -> Error:
         """Return the error of a quantised weight, in the order in which its columns are stored."""
         total, scheme = Error(), self.ours.scheme
         weighed = container_of(self.artifact).weighed(self.artifact)
         for rows in self._chunks():
             w = self.ours.in_stored_order(self.theirs.rows(*rows))
             total += scheme.compare(w, self.ours.stored(*rows), importance, weighed=weighed)
-        return total, True
+        return total
 
     def equal(self) -> bool:
         """Whether what is kept is the source's."""
@@ -108,7 +113,7 @@ class _Pair:
         return max(self.ours.scheme.row_multiple, 1)
 
 
-def diagnose(artifact: Checkpoint, source: Checkpoint, name: str) -> str:
+def diagnose(artifact: Checkpoint, source: Checkpoint, name: str, faults: list[str]) -> str:
     """Say what is wrong with an atom whose values are not the source's."""
     mine, origin = artifact.layout.atoms[name], source.layout.atoms[name]
     recast = container_of(artifact).widens or container_of(source).widens
@@ -119,7 +124,8 @@ def diagnose(artifact: Checkpoint, source: Checkpoint, name: str) -> str:
     ours, theirs = open_value(artifact, mine).all().float(), open_value(source, origin).all()
     found = _as_transposed(ours, theirs) or _as_shifted(ours, theirs)
     found = found or _as_sibling(ours, source, name) or _as_reordered(ours, theirs)
-    return found or f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"
+    said = f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"
+    return found or ": ".join([said, *filter(None, ["; ".join(faults)])])
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
