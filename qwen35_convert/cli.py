@@ -204,7 +204,9 @@ def _print_plan(plan: Plan, *, json: bool) -> None:
 
 @app.command()
 def verify(
-    artifact: Annotated[str, typer.Argument(help="Folder or file to verify.")],
+    artifact: Annotated[
+        str | None, typer.Argument(help="Folder or file to verify.", show_default=False)
+    ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="Source it was made from.")
     ] = None,
@@ -218,6 +220,9 @@ def verify(
     min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
     workers: Workers = None,
     memory_limit: Memory = None,
+    list_checks: Annotated[
+        bool, typer.Option("--list-checks", help="List what is checked at which level, and stop.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Verify an artifact: its structure, every value, and its predictions.
@@ -225,6 +230,14 @@ def verify(
     Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
     """
     from qwen35_convert import api, report
+
+    if list_checks:
+        report.print_checks(json=json)
+        return
+    if artifact is None:
+        from qwen35_convert.errors import RecipeError
+
+        raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
 
     limit = parse_limit(memory_limit)
     result = api.verify(

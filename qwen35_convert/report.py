@@ -102,6 +102,17 @@ def print_conversion(done: Conversion) -> None:
         print_report(done.report)
 
 
+def print_checks(*, json: bool) -> None:
+    """Print the table of checks: id, level, what it catches, the test that plants it."""
+    from qwen35_convert.verification.table import CHECKS
+
+    if json:
+        print_json({"checks": [check.as_dict() for check in CHECKS]})
+        return
+    for check in CHECKS:
+        print(f"{check.id:<10} {check.level:<10} {check.catches} ({check.planted})")
+
+
 def print_report(report: Report) -> None:
     """Print a verification report: schemes, then failures."""
     structure = report.structure

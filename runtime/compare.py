@@ -12,6 +12,7 @@ Shape letters: N sequences, T tokens of each, R = N*T rows, H hidden size, V voc
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -154,8 +155,8 @@ def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
         norm += float(source.double().square().sum())
         error += float((artifact.double() - source).square().sum())
     if norm:
-        return (error / norm) ** 0.5
-    return error * torch.inf if error else 0.0
+        return math.sqrt(error / norm)
+    return float("inf") if error else 0.0
 
 
 def _head_strips(walk: Walk) -> Iterator[Tensor]:
