@@ -4,7 +4,7 @@ structure   headers and config alone
 tensors     also every byte: scales, codes, hashes of the receipt; against the source if given
 logits      also the predictions on real text against the source's
 
-A level includes those above it.
+A level includes those above it; a stated threshold raises it to logits (`levels`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,25 @@ from formats.safetensors.folder import MAX_NAME
 from quant.measure import Error
 from quant.stored import open_value
 from qwen35_convert.containers.registry import container_of
-from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
-from qwen35_convert.verification.logits import (
-    MEASURED_ONLY,
-    LogitsCheck,
-    check_logits,
-    need_source,
-)
+from qwen35_convert.verification.levels import LOGITS, Level, effective_level, need_source
+from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck, check_logits
 from qwen35_convert.write.receipt import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEVELS = ("structure", "tensors", "logits")
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verification found. `passed` is false if anything at all is wrong."""
+    """What verification found. `passed` is false if anything at all is wrong.
+
+    raised  why the level is not the one asked for
+    """
 
     level: str
     structure: dict[str, Any]
@@ -53,6 +50,7 @@ class Report:
     failures: list[Failure]
     against: str | None
     logits: dict[str, Any] | None = None
+    raised: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -64,6 +62,7 @@ class Report:
         return {
             "passed": self.passed,
             "level": self.level,
+            "raised": self.raised,
             "against": self.against,
             "structure": self.structure,
             "schemes": self.schemes,
@@ -82,15 +81,19 @@ class Checks:
     """
 
     level: str = "tensors"
-    logits: LogitsCheck = MEASURED_ONLY
+    logits: LogitsCheck = DEFAULT_LIMITS
     workers: int = 1
     progress: Progress = lambda _: None
     partial: bool = False
     importance: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RecipeError(f"level is {self.level!r}, expected one of {', '.join(LEVELS)}")
+        effective_level(self.level, self.logits)
+
+    @property
+    def effective(self) -> Level:
+        """Return the level that is verified."""
+        return effective_level(self.level, self.logits)
 
 
 def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Report:
@@ -98,13 +101,12 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
 
     FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
     """
-    container = container_of(opened)
+    level, container = checks.effective, container_of(opened)
+    need_source(level, given=source is not None)
     failures = [] if checks.partial else list(container.census(opened))
     compared: list[Compared] = []
     logits = None
-    if checks.level == "logits":
-        source = need_source(source)
-    if checks.level != "structure":
+    if level.name != "structure":
         failures += _receipt_failures(opened, checks.workers)
         failures += _defects(opened)
         failures += container.beside(opened, source)
@@ -112,17 +114,21 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
             failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)
             failures += [failure for atom in compared for failure in atom.failures]
-    if checks.level == "logits" and source and not opened.layout.problems:
-        logits, shortfalls = check_logits(opened, source, checks.logits, checks.progress)
-        failures += shortfalls
+    if level.name == LOGITS and source:
+        if opened.layout.problems:
+            failures.append(Failure("logits", "were not measured: the artifact has problems"))
+        else:
+            logits, shortfalls = check_logits(opened, source, checks.logits, checks.progress)
+            failures += shortfalls
     return Report(
-        level=checks.level,
+        level=level.name,
         structure=_structure(opened),
         tensors=[_line(c) for c in compared],
         schemes=_by_scheme(compared),
         failures=failures,
         against=str(source.folder) if source else None,
         logits=logits,
+        raised=level.raised,
     )
 
 
