@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from formats.stored import KEEP, StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
+from quant.errors import QuantError
+from quant.finite import count_not_finite
 from quant.scheme import Cost, Part, Shape, Usual
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ class Plain(Usual):
     name: str = KEEP
     label: None = None
     looked_up: bool = True
-    inspected: bool = False
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the one tensor."""
@@ -48,10 +49,15 @@ class Plain(Usual):
         _importance: Tensor | None = None,
         _out: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the values in the type of this form."""
+        """Return the values in the type of this form, whose range they must not leave."""
         from formats.safetensors.file import torch_dtype
 
-        return {VALUES: w_NK.to(torch_dtype(self.dtype))}
+        values = w_NK.to(torch_dtype(self.dtype)).contiguous()
+        bad = count_not_finite(values)
+        if bad:
+            problem = f"{bad} of {values.numel()} weights are NaN or infinite in {self.dtype}"
+            raise QuantError(problem)
+        return {VALUES: values}
 
     def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the values as they are stored."""
@@ -73,6 +79,11 @@ class Plain(Usual):
         error = measure(w_NK, rows[VALUES])
         error.outside = max(1, int((rows[VALUES] != w_NK).sum()))
         return error
+
+    def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return values that are NaN or infinite."""
+        bad = count_not_finite(rows[VALUES])
+        return {VALUES: ("values that are NaN or infinite", bad)} if bad else {}
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what a cast holds."""

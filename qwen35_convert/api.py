@@ -9,6 +9,7 @@ refused), MissingError (the machine lacks something). Their `exit_code` is that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
@@ -31,7 +32,8 @@ from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
-from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck
+from qwen35_convert.verification.levels import check_measurable, need_source
+from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.verify import Checks, Report
 
 UNNAMED = Path("model")
@@ -119,7 +121,9 @@ def convert(
     recipe     see `default_recipe` for what None means
     overrides  KEY=VALUE changes to the recipe, such as "quantize.scale=float32"
 
-    An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
+    An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete
+    and has passed its verification; what fails it lies in `out`.failed, and the result's `failed`
+    is true.
     """
     check_device(options.device, fix="--device cpu quantises without one")
     chosen = _read(recipe, overrides)
@@ -146,19 +150,23 @@ def verify(
     against: str | Path | None = None,
     *,
     level: str = "tensors",
-    logits: LogitsCheck = MEASURED_ONLY,
+    logits: LogitsCheck = DEFAULT_LIMITS,
     options: RunOptions = DEFAULTS,
 ) -> Report:
     """Verify an artifact, against its source if that is named.
 
     level    structure (headers and config), tensors (also every byte), logits (also predictions)
-    logits   text and thresholds of level logits
+    logits   text and thresholds of level logits; a threshold raises the level
     options  of which workers, memory_limit and progress count
     """
+    checks = Checks(level, logits)
+    need_source(checks.effective, given=against is not None)
+    opened = open_checkpoint(Path(artifact))
     source = open_source(against)[0] if against else None
+    if source:
+        check_measurable(checks.effective, logits, source)
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
-    checks = Checks(level, logits, workers)
-    return verify_shown(open_checkpoint(Path(artifact)), source, checks, bar=options.progress)
+    return verify_shown(opened, source, replace(checks, workers=workers), bar=options.progress)
 
 
 def imatrix(

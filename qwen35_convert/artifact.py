@@ -2,6 +2,8 @@
 
 lock -> resume or start afresh -> items (an executor), hashes of the source -> side files
 -> verify -> the source is still the same -> receipt -> durable -> final name
+
+What fails its own verification gets the name OUT.failed, and OUT stays what it was.
 """
 
 from __future__ import annotations
@@ -28,20 +30,31 @@ from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.items import Effort
 from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.receipt import Origin, describe_files, make_receipt, version
+from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt, version
 from qwen35_convert.write.sink import JOURNAL, FolderSink
+
+KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A finished conversion: where it is, its plan, its receipt, its verification (if any)."""
+    """A finished conversion: its plan, its receipt, its verification (if any).
+
+    out  where it is: OUT, or OUT.failed if verification failed
+    """
 
     out: Path
     plan: Plan
     receipt: bytes
     report: Report | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether its own verification failed."""
+        return self.report is not None and not self.report.passed
 
     def as_dict(self) -> dict[str, Any]:
         """Return the conversion as `convert --json` prints it."""
@@ -90,6 +103,9 @@ def write_artifact(job: Job) -> Conversion:
         report = _verified(job, sink) if job.options.verify else None
         _check_unchanged(job, digest)
         receipt = _seal(job, sink, source_files, report)
+        done = Conversion(job.out, job.plan, receipt, report)
+        if done.failed:
+            return replace(done, out=sink.reject())
         sink.commit()
     except (QuantError, FormatError):
         sink.discard()
@@ -99,7 +115,7 @@ def write_artifact(job: Job) -> Conversion:
         raise
     finally:
         sink.close()
-    return Conversion(job.out, job.plan, receipt, report)
+    return done
 
 
 def _verified(job: Job, sink: FolderSink) -> Report:
@@ -113,8 +129,8 @@ def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Repo
     """Hash what was written; add the receipt and return it."""
     with writing(job.out, "reading it back", sink.left):
         output_files = describe_files(sink.artifact_files(), job.share.workers)
-    measured = report.schemes if report else None
-    receipt = make_receipt(job.plan, job.origin, source_files, output_files, measured)
+    proof = Proof(verdict(report), report.schemes) if report else Proof()
+    receipt = make_receipt(job.plan, job.origin, source_files, output_files, proof)
     sink.add_file(sink.receipt, receipt)
     return receipt
 
@@ -200,9 +216,9 @@ def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
 
 def checks_of(recipe: Recipe, workers: int) -> Checks:
     """Return the checks a recipe asks for."""
-    proof = recipe.verify
-    logits = LogitsCheck(proof.text, proof.max_kl, proof.min_top1)
-    return Checks(proof.level, logits, workers, partial=recipe.only is not None)
+    asked = recipe.verify
+    logits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1, KEYS)
+    return Checks(asked.level, logits, workers, partial=recipe.only is not None)
 
 
 def verify_shown(

@@ -189,7 +189,8 @@ def _convert(
         report.print_json(done.as_dict())
     else:
         report.print_conversion(done)
-    if done.report and not done.report.passed:
+    if done.failed:
+        print(f"qwen35: {out} was not written: {done.out} failed its verification", file=sys.stderr)
         raise typer.Exit(FELL_SHORT)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.artifact import Conversion, Job, digest_of, write_artifact
+from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.options import RunOptions
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import open_executor
 from qwen35_convert.run.memory import fit_memory
-from qwen35_convert.verification.logits import token_rows
+from qwen35_convert.verification.levels import check_measurable
+from qwen35_convert.write.failed import check_failed
 from qwen35_convert.write.receipt import Origin
 
 
@@ -33,8 +34,9 @@ def convert_checkpoint(
     container.check_files(out, plan, source, overwrite=options.overwrite)
     if options.verify:
         container.check_verifiable(plan)
-        if recipe.verify.level == "logits":
-            token_rows(source, recipe.verify.text)  # refused now, not after the work
+        checks = checks_of(recipe, 1)
+        check_measurable(checks.effective, checks.logits, source, only=recipe.only)
+        check_failed(out, container.receipt_of(out).name, source.read_files())
     options.on_plan(plan)
     threads = options.threads(streamed=source.remote is not None)
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)

@@ -112,12 +112,15 @@ class Export(_Part):
 
 
 class Verify(_Part):
-    """How the artifact is proven; text and thresholds are for level logits."""
+    """How the artifact is proven; text and thresholds are for level logits.
+
+    A threshold raises the level to logits; level logits without `max_kl` has a default for it.
+    """
 
     level: Literal["structure", "tensors", "logits"] = "tensors"
     text: str = "default"
-    max_kl: float | None = None
-    min_top1: float | None = None
+    max_kl: float | None = Field(default=None, ge=0)
+    min_top1: float | None = Field(default=None, ge=0, le=1)
 
 
 class BenchSweep(_Part):

@@ -114,7 +114,9 @@ def print_checks(*, json: bool) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Print a verification report: schemes, then failures."""
+    """Print a verification report: schemes, logits, failures, the level."""
+    from qwen35_convert.verification.levels import Level
+
     structure = report.structure
     print(
         f"structure   {structure['layout']} layout, {structure['tensors']} tensors, "
@@ -129,7 +131,7 @@ def print_report(report: Report) -> None:
     if len(report.failures) > MAX_LISTED:
         print(f"            and {len(report.failures) - MAX_LISTED} more (--json lists them)")
     print(
-        f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
+        f"{'passed' if report.passed else 'FAILED'}      {Level(report.level, report.raised)}"
         + ("" if report.against else ", not compared with a source")
     )
 
@@ -140,6 +142,9 @@ def _print_logits(logits: dict[str, Any]) -> None:
         f"top-1 {logits['top1']:.4f}, perplexity {logits['ppl_source']:.4f} -> "
         f"{logits['ppl_artifact']:.4f}, {logits['tokens']} tokens"
     )
+    limits = logits["limits"]
+    top1 = "" if limits["min_top1"] is None else f", top-1 at least {limits['min_top1']}"
+    print(f"limits      mean KL at most {limits['max_kl']:.3g} ({limits['why']}){top1}")
     for layer in logits["layers"]:
         print(f"layer {layer['layer']:<6}{layer['kind']:<18}error {layer['relative_error']:.3g}")
 

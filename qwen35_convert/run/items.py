@@ -26,6 +26,7 @@ from quant.plain import PLAIN_TYPES
 from quant.scheme import Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Item, Plan
+from qwen35_convert.run.finite import check_logarithms, describe_not_finite
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 
@@ -282,9 +283,12 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
     """Read, encode and write one item."""
     value = open_value(source, item.atom, item.ops)
     try:
+        check_logarithms(source, item)
         _encode(value, item, sink, worker)
     except QuantError as failure:
-        raise QuantError(f"{item.atom.stored} ({item.atom.name}): {failure}") from None
+        file = source.position(item.atom.stored)[0]
+        why = describe_not_finite(source, item.atom) or failure
+        raise QuantError(f"{item.atom.stored} ({item.atom.name}) in {file}: {why}") from None
 
 
 def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from formats.errors import Qwen35Error
 from qwen35_convert.containers.registry import container_of, expect
-from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.verification.compare import Compared
-from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck
+from qwen35_convert.verification.levels import Level, effective_level
+from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, read_receipt
 from qwen35_convert.write.receipt import version
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEVELS = ("structure", "tensors", "logits")
 Progress = Callable[[str], None]
 
 
@@ -33,15 +32,19 @@ class Checks:
     """
 
     level: str = "tensors"
-    logits: LogitsCheck = MEASURED_ONLY
+    logits: LogitsCheck = DEFAULT_LIMITS
     workers: int = 1
     progress: Progress = lambda _: None
     partial: bool = False
     expected: Plan | None = None
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RecipeError(f"level is {self.level!r}, expected one of {', '.join(LEVELS)}")
+        effective_level(self.level, self.logits)
+
+    @property
+    def effective(self) -> Level:
+        """Return the level that is verified."""
+        return effective_level(self.level, self.logits)
 
 
 @dataclass(slots=True)

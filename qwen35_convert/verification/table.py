@@ -16,7 +16,7 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
 from qwen35_convert.verification.files import file_failures
-from qwen35_convert.verification.logits import check_logits, need_source
+from qwen35_convert.verification.logits import check_logits
 from qwen35_convert.verification.proof import Proof
 from qwen35_convert.verification.receipts import output_failures, source_failures
 from qwen35_convert.verification.reencode import Again
@@ -135,8 +135,10 @@ def _values(proof: Proof) -> Iterator[Failure]:
 
 
 def _logits(proof: Proof) -> Iterator[Failure]:
-    source, checks = need_source(proof.source), proof.checks
+    source, checks = proof.source, proof.checks
+    assert source is not None, "it is needed"
     if proof.artifact.layout.problems:
+        yield Failure("logits", "were not measured: the artifact has problems")
         return
     proof.logits, shortfalls = check_logits(proof.artifact, source, checks.logits, checks.progress)
     yield from shortfalls

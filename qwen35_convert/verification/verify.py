@@ -4,9 +4,9 @@ structure   headers, config and side files
 tensors     also every byte: made again from the source, or judged by its scheme; hashes
 logits      also the predictions on real text against the source's
 
-A level includes those above it. With a receipt of our own and its source at hand the artifact is
-made again and compared to the byte. Without, each container and scheme says what a right one may
-be. What is checked is a table (`verification.table`).
+A level includes those above it; a stated threshold raises it to logits (`levels`). With a receipt
+of our own and its source at hand the artifact is made again and compared to the byte. Without, each
+container and scheme says what a right one may be. What is checked is a table (`table`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from formats.checkpoint import Checkpoint
 from quant.measure import Error
 from qwen35_convert.failure import Failure
 from qwen35_convert.verification.compare import Compared
-from qwen35_convert.verification.logits import need_source
-from qwen35_convert.verification.proof import LEVELS, Checks, Proof
+from qwen35_convert.verification.levels import LEVELS, need_source
+from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
 
 __all__ = ["Checks", "Report", "verify"]
@@ -28,7 +28,10 @@ __all__ = ["Checks", "Report", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verification found. `passed` is false if anything at all is wrong."""
+    """What verification found. `passed` is false if anything at all is wrong.
+
+    raised  why the level is not the one asked for
+    """
 
     level: str
     structure: dict[str, Any]
@@ -37,6 +40,7 @@ class Report:
     failures: list[Failure]
     against: str | None
     logits: dict[str, Any] | None = None
+    raised: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -48,6 +52,7 @@ class Report:
         return {
             "passed": self.passed,
             "level": self.level,
+            "raised": self.raised,
             "against": self.against,
             "structure": self.structure,
             "schemes": self.schemes,
@@ -62,20 +67,21 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
 
     RecipeError if the level needs a source and none is given.
     """
-    if checks.level == "logits":
-        need_source(source)
+    level = checks.effective
+    need_source(level, given=source is not None)
     proof = Proof.of(opened, source, checks)
     for check in CHECKS:
-        if LEVELS.index(check.level) <= LEVELS.index(checks.level) and check.applies(proof):
+        if LEVELS.index(check.level) <= LEVELS.index(level.name) and check.applies(proof):
             proof.failures += check.run(proof)
     return Report(
-        level=checks.level,
+        level=level.name,
         structure=_structure(opened),
         tensors=[_line(c) for c in proof.compared],
         schemes=_by_scheme(proof.compared),
         failures=list(dict.fromkeys(proof.failures)),
         against=str(source.folder) if source else None,
         logits=proof.logits,
+        raised=level.raised,
     )
 
 

@@ -27,6 +27,7 @@ from qwen35_convert.durable import (
 )
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
+from qwen35_convert.write.failed import failed_of
 from qwen35_convert.write.receipt import RECEIPT
 
 PARTIAL_SUFFIX = ".qwen35-partial"
@@ -225,14 +226,24 @@ class FolderSink:
 
     def commit(self) -> None:
         """Make everything durable and give it its final name."""
+        self._rename(self.out)
+
+    def reject(self) -> Path:
+        """Make everything durable as OUT.failed; return where that is. OUT stays what it was."""
+        failed = failed_of(self.out)
+        self._rename(failed)
+        return failed
+
+    def _rename(self, path: Path) -> None:
+        """Make everything durable and give the folder this name."""
         self.sync()
-        with writing(self.out, "giving it its name", left=self.left):
+        with writing(path, "giving it its name", left=self.left):
             for file in (JOURNAL, NEW_JOURNAL):
                 (self.work / file).unlink(missing_ok=True)
             sync_folder(self.work)
-            replace_folder(self.work, self.out)
+            replace_folder(self.work, path)
             # last: without it another conversion would take the folder for an abandoned one
-            (self.out / LOCK).unlink()
+            (path / LOCK).unlink()
         self.close()
 
     def discard(self) -> None:
