@@ -235,6 +235,10 @@ def verify(
     ] = "default",
     max_kl: Annotated[float | None, typer.Option(help="Largest mean KL, nats per token.")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Least top-1 agreement, 0 to 1.")] = None,
+    logits_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the source's side for its next artifact."),
+    ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,
     json: Json = False,
@@ -245,7 +249,7 @@ def verify(
     """
     from qwen35_convert import api, report
 
-    asked = api.LogitsCheck(text, max_kl, min_top1)
+    asked = api.LogitsCheck(text, max_kl, min_top1, logits_cache)
     found = api.verify(
         artifact,
         against,
