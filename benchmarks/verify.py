@@ -59,7 +59,7 @@ def run(folder: Path, text: Path | None) -> Iterator[dict[str, Any]]:
     measure(*cli, "convert", str(source), "-o", str(out), "--no-verify")
     if text is None:
         text = folder / "text.txt"
-        bundled = ROOT / "qwen35_convert" / "default_text.txt"
+        bundled = ROOT / "qwen35_convert" / "text" / "default_text.txt"
         text.write_text(bundled.read_text(encoding="utf-8")[:4000], encoding="utf-8")
     verify = [*cli, "verify", str(out), "--against", str(source), "--level", "logits", "--json"]
     verify += ["--text", str(text), "--logits-cache", str(folder / "cache")]

@@ -36,9 +36,7 @@ def test_a_piece_has_one_core_and_torch_gets_its_own_back(cores):
     with Workers("cpu") as workers:
         assert torch.get_num_threads() == 1
         counts = list(workers.each(lambda _: torch.get_num_threads(), range(4)))
-        alone = list(workers.each(lambda _: torch.get_num_threads(), range(1)))
     assert counts == [1] * 4
-    assert alone == [2], "one piece has all cores"
     assert torch.get_num_threads() == cores
 
 
