@@ -219,6 +219,10 @@ def verify(
         float | None, typer.Option(help="Maximum mean KL divergence, in nats per token.")
     ] = None,
     min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
+    logits_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the source's logits here for its next artifact."),
+    ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,
     list_checks: Annotated[
@@ -245,7 +249,7 @@ def verify(
         artifact,
         against,
         level=level,
-        logits=api.LogitsCheck(text, max_kl, min_top1),
+        logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
         options=RunOptions(workers=workers, memory_limit=limit, progress=True),
     )
     if json:

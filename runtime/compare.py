@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from runtime.workers import Workers
 _BLOCK_ROWS = 512
 _STRIP_CELLS = 1 << 20
 Block = tuple[Divergence, Tensor, Tensor]
+Streams = Callable[[Iterator[Tensor]], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class LogitsReport:
 
 @torch.inference_mode()
 def streamed_logits(
-    checkpoint: Checkpoint, ids_NT: Tensor, *, device: torch.device | str, dtype: torch.dtype
+    checkpoint: Checkpoint, ids_NT: Tensor, *, device: torch.device | str
 ) -> Iterator[Tensor]:
     """Yield the logits of all rows in strips [R, some of V], one after another to the whole V."""
-    walk = _walk(checkpoint, ids_NT, device, dtype)
+    walk = _walk(checkpoint, ids_NT, device)
     hidden = walk.hidden(deque(walk.residuals(), maxlen=1).pop())
     for head in _head_strips(walk):
         yield hidden @ head.T
@@ -78,30 +79,34 @@ def compare_logits(
     ids_NT: Tensor,
     *,
     device: torch.device | str,
-    dtype: torch.dtype,
+    streams: Streams = lambda computed: computed,
     progress: Progress = lambda _: None,
 ) -> LogitsReport:
-    """Run both over the same tokens, layer by layer, and compare them.
+    """Run both over the same tokens in float32, layer by layer, and compare them.
 
-    ids_NT  [N, T] token ids, each row a text of its own; T at least 2
+    ids_NT   [N, T] token ids, each row a text of its own; T at least 2
+    streams  gives the source's residual streams, from an earlier run or from the iterator of those
+             that are computed when they are asked for
 
     FormatError if either has problems or they are not models of one shape.
     """
     _check_alike(source.config, artifact.config)
     with Workers(device) as workers:
-        walks = [_walk(one, ids_NT, device, dtype, workers) for one in (source, artifact)]
-        layers, ends = _compared_layers(walks, progress)
+        walks = [_walk(one, ids_NT, device, workers) for one in (source, artifact)]
+        layers, ends = _compared_layers(walks, streams, progress)
         return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device)), layers)
 
 
 def _compared_layers(
-    walks: Sequence[Walk], progress: Progress
+    walks: Sequence[Walk], streams: Streams, progress: Progress
 ) -> tuple[tuple[LayerError, ...], tuple[Tensor, ...]]:
     """Walk source and artifact in step; return the errors by layer and the last streams."""
     kinds = walks[0].config.layer_types
     layers: list[LayerError] = []
     ends: tuple[Tensor, ...] = ()
-    for ends in zip(*(walk.residuals() for walk in walks), strict=True):
+    sources, artifacts = streams(walks[0].residuals()), walks[1].residuals()
+    for source, artifact in zip(sources, artifacts, strict=True):
+        ends = source.to(artifact.device), artifact
         layers.append(LayerError(len(layers), kinds[len(layers)], _relative_error(*ends)))
         progress(f"layer {len(layers)} of {len(kinds)}")
     return tuple(layers), ends
@@ -127,14 +132,13 @@ def _walk(
     checkpoint: Checkpoint,
     ids_NT: Tensor,
     device: torch.device | str,
-    dtype: torch.dtype,
     workers: Workers | None = None,
 ) -> Walk:
     if ids_NT.ndim != 2 or ids_NT.shape[0] < 1 or ids_NT.shape[1] < 2:
         raise RequestError(
             f"token ids have shape {list(ids_NT.shape)}, expected rows of at least 2 tokens"
         )
-    return Walk.over(checkpoint, list(ids_NT), device=device, dtype=dtype, workers=workers)
+    return Walk.over(checkpoint, list(ids_NT), device=device, dtype=torch.float32, workers=workers)
 
 
 def _check_alike(source: Config, artifact: Config) -> None:

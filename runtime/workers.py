@@ -3,10 +3,9 @@
 torch's own threads split each operation among them and wait for one another after it, spinning.
 With short operations, or with another process on a core, they mostly wait: on two busy cores a
 layer of 0.8B took three times the core seconds. Pieces wait for each other once, at the end of all.
-While workers are in use torch has one thread for each piece, so numbers do not depend on how many
-cores there are; fewer pieces than cores share them.
+While workers are in use torch has one thread, so numbers do not depend on how many cores there are.
 
-On a GPU, with one core and for one piece, work is done in place.
+On a GPU, and with one core, the calling thread does the work.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Workers:
     def __init__(self, device: torch.device | str, count: int | None = None) -> None:
         self.cores = torch.get_num_threads()
         self.count = count or (self.cores if torch.device(device).type == "cpu" else 1)
-        self.pool = ThreadPoolExecutor(self.count)
+        self.pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))
 
     def __enter__(self) -> Workers:
         if self.count > 1:
@@ -55,17 +54,12 @@ class Workers:
         if self.count == 1:
             yield from map(function, pieces)
             return
-        threads = max(1, self.count // len(pieces))
 
         def run(piece: Piece) -> Result:
-            torch.set_num_threads(threads)
             with torch.inference_mode():
                 return function(piece)
 
-        try:
-            yield from _ahead((self.pool.submit(run, piece) for piece in pieces), self.count)
-        finally:
-            torch.set_num_threads(1)
+        yield from _ahead((self.pool.submit(run, piece) for piece in pieces), self.count)
 
     def run(self, function: Callable[[Piece], object], pieces: Sequence[Piece]) -> None:
         """Call the function for each piece."""

@@ -30,7 +30,7 @@ from tests.runtime.models import (
     write,
 )
 
-ON_CPU = {"device": "cpu", "dtype": torch.float32}
+ON_CPU = {"device": "cpu"}
 P = "model.language_model."
 
 
@@ -139,6 +139,19 @@ def test_the_size_of_the_pieces_does_not_matter(pair, monkeypatch, module, limit
         assert ours.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
 
 
+def test_the_number_of_cores_does_not_matter(pair):
+    """The digits are the same, and torch has its threads back."""
+    source, artifact, ids = pair
+    expected = compared(source, artifact, ids)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert compared(source, artifact, ids) == expected
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_one_layer_of_each_is_in_memory_at_a_time(pair, monkeypatch):
     source, artifact, ids = pair
     loaded, most = [], 0
@@ -232,7 +245,7 @@ def test_models_of_different_shapes_are_refused(tmp_path):
 def test_a_gpu_reports_what_a_cpu_reports(pair):
     source, artifact, ids = pair
     expected = compared(source, artifact, ids)
-    on_gpu = {"device": "cuda", "dtype": torch.float32}
+    on_gpu = {"device": "cuda"}
     report = compare_logits(*opened(source, artifact), ids, **on_gpu)
     assert report.kl_mean == pytest.approx(expected.kl_mean, rel=1e-3)
     assert report.ppl_artifact == pytest.approx(expected.ppl_artifact, rel=1e-5)

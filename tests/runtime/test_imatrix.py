@@ -124,6 +124,22 @@ def test_texts_do_not_see_each_other_and_groups_change_nothing(monkeypatch):
         torch.testing.assert_close(sum(one.sums[name] for one in alone), sums, **CLOSE)
 
 
+def test_the_number_of_cores_does_not_matter(moe):
+    folder, config = moe
+    texts = some_texts(config["vocab_size"], 400, 200, 300, 2)
+    expected = collect(open_checkpoint(folder), texts)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        imatrix = collect(open_checkpoint(folder), texts)
+    finally:
+        torch.set_num_threads(before)
+    assert imatrix.counts == expected.counts
+    assert list(imatrix.sums) == list(expected.sums)
+    for name, sums in expected.sums.items():
+        assert torch.equal(imatrix.sums[name], sums), name
+
+
 def test_stacked_rows_follow_the_files_names_and_order():
     found = Imatrix(3)
     for name, value in (("e.1.up", 2.0), ("e.0.up", 1.0), ("out", 3.0)):

@@ -1,0 +1,124 @@
+"""`verify --logits-cache`: the same digits for half the work, and never those of another source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.errors import OutputError
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.text.tokens import DEFAULT_TEXT
+from qwen35_convert.verification import logits_cache
+from qwen35_convert.verification.logits import LogitsCheck, check_logits
+from qwen35_convert.verification.logits_cache import LogitsCache
+from runtime.load import Loader
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A source of our own, to be changed, and its artifact in FP8."""
+    folder = tmp_path_factory.mktemp("cache")
+    nano = Path(__file__).parents[2] / "data" / "nano-dense"
+    shutil.copytree(nano, folder / "source")
+    api.convert(folder / "source", folder / "fp8", read_recipe("fp8-block"), verify=False)
+    return folder / "source", folder / "fp8"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(DEFAULT_TEXT.read_text()[:1500])
+    return str(path)
+
+
+@pytest.fixture
+def layers_read(monkeypatch):
+    """The folders whose layers are read."""
+    read = []
+    original = Loader.layer
+
+    def spy(self, i):
+        read.append(self.checkpoint.folder.name)
+        return original(self, i)
+
+    monkeypatch.setattr(Loader, "layer", spy)
+    return read
+
+
+def measured(pair, text, cache=None):
+    source, artifact = map(open_checkpoint, pair)
+    check = LogitsCheck(text, cache=cache)
+    return check_logits(artifact, source, check, lambda _: None)[0]
+
+
+def kept(cache):
+    return sorted(path.name for path in cache.iterdir())
+
+
+def test_the_second_comparison_reads_no_layer_of_the_source(pair, text, tmp_path, layers_read):
+    plain = measured(pair, text)
+    first = measured(pair, text, tmp_path / "cache")
+    assert layers_read == ["source", "fp8"] * 8
+    layers_read.clear()
+    second = measured(pair, text, tmp_path / "cache")
+    assert layers_read == ["fp8"] * 4
+    assert plain == first == second, "to the last digit"
+
+
+def test_the_file_is_safetensors_of_every_layer(pair, text, tmp_path):
+    measured(pair, text, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    streams = load_file(file)
+    assert sorted(streams) == [f"layers.{i}" for i in range(4)]
+    assert {stream.dtype for stream in streams.values()} == {torch.float32}
+    assert len({stream.shape for stream in streams.values()}) == 1
+
+
+def test_another_source_text_or_version_is_computed_anew(pair, text, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    measured(pair, text, cache)
+    Path(text).write_text(DEFAULT_TEXT.read_text()[1500:3000])
+    measured(pair, text, cache)
+    assert len(kept(cache)) == 2
+    weights = next(pair[0].glob("*.safetensors"))
+    os.utime(weights, ns=(1, 1))
+    measured(pair, text, cache)
+    assert len(kept(cache)) == 3
+    monkeypatch.setattr(logits_cache, "version", lambda: "0.0.0")
+    measured(pair, text, cache)
+    assert len(kept(cache)) == 4
+
+
+def test_what_is_interrupted_is_not_kept(pair, text, tmp_path):
+    source = open_checkpoint(pair[0])
+    ids = torch.tensor([[1, 2, 3]])
+    cache = LogitsCache.of(tmp_path / "cache", source, ids, "cpu")
+    streams = cache.streams(iter(torch.zeros(4, 3, source.config.sizes["H"])))
+    next(streams)
+    assert len(kept(tmp_path / "cache")) == 1
+    streams.close()
+    assert kept(tmp_path / "cache") == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused(pair, text, tmp_path, layers_read):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutputError, match="file"):
+        measured(pair, text, tmp_path / "file")
+    assert layers_read == []
+
+
+def test_a_disk_too_small_is_refused_before_the_work(
+    pair, text, tmp_path, layers_read, monkeypatch
+):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(logits_cache.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(OutputError, match="has 1000 free bytes, a cache of these logits needs"):
+        measured(pair, text, tmp_path / "cache")
+    assert layers_read == []
