@@ -21,24 +21,51 @@ class Rows(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product of x [rows, k] with a stored weight [n, k]; `weight.case_of` makes one.
+    """x [rows, K] times a stored weight.
 
-    card     the GPU's compute capability, (0, 0) without one
     dtype    of x
     form     FLOAT, FP8_BLOCK or FP8_CHANNEL
-    dynamic  many rows of x are quantised too
-    scale    dtype of the scales, None in float
-    nbytes   of the weight without its scales
+    dynamic  the weight is FP8, and many rows of x are quantised too
     """
 
     gpu: bool
-    card: tuple[int, int]
     rows: int
     dtype: torch.dtype
     form: str
     dynamic: bool
-    scale: torch.dtype | None
+
+
+class Inputs(NamedTuple):
+    """x [rows, k] before its product with an FP8 weight: fields as in `Product`."""
+
+    gpu: bool
+    rows: int
+    form: str
+    dynamic: bool
+    k: int
+
+
+class CodesProduct(NamedTuple):
+    """Codes of x times an FP8 weight [n, k].
+
+    card   the GPU's compute capability, (0, 0) without one
+    dtype  of the product
+    scale  dtype of the weight's scales
+    """
+
+    card: tuple[int, int]
+    dtype: torch.dtype
+    form: str
+    scale: torch.dtype
     n: int
+    k: int
+
+
+class NormedRow(NamedTuple):
+    """One row of k columns, its norm, and the weight after it, nbytes without its scales."""
+
+    gpu: bool
+    form: str
     k: int
     nbytes: int
 

@@ -1,13 +1,13 @@
 """How a kernel is chosen: conditions on a case, rows that name an entry point, operations.
 
-The table itself is in dispatch. A choice is remembered: the next one of an equal case is a look-up.
+The table itself is in dispatch. A choice is remembered: the next one of an equal case is a look-up
+in a dictionary. There are as many as there were different cases, a few thousand at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
@@ -46,6 +46,18 @@ class Row:
         return all(condition.holds(case) for condition in self.when)
 
 
+class Memory(dict[Any, Any]):
+    """What was computed for each case, and computed for a new one."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def __missing__(self, case: Any) -> Any:
+        self[case] = value = self.compute(case)
+        return value
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
     """Something a layer needs, the type of its cases, and its rows."""
@@ -53,22 +65,31 @@ class Operation:
     name: str
     case: type
     rows: tuple[Row, ...]
+    memories: list[Memory] = field(default_factory=list)
+
+    def choose(self, case: Any) -> Row:
+        """Return the row that serves a case."""
+        return next(row for row in self.rows if row.serves(case))
+
+    def remembered(self, compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function of cases that computes each one once."""
+        self.memories.append(Memory(compute))
+        return self.memories[-1].__getitem__
 
     def bind(self, *functions: Function) -> Callable[[Any], Function]:
         """Return the choice among these functions, the ones that the rows name, for a case."""
         named = {entry_point(function): function for function in functions}
         listed = {row.kernel for row in self.rows}
         assert named.keys() == listed, f"{self.name}: {sorted(named)} for {sorted(listed)}"
-        return lambda case: named[choose(self, case).kernel]
+        return self.remembered(lambda case: named[self.choose(case).kernel])
+
+    def forget(self) -> None:
+        """Let every case be chosen anew."""
+        for memory in self.memories:
+            memory.clear()
 
 
 def entry_point(function: Function) -> str:
     """Return what rows call a function."""
     inner = getattr(function, "fn", function)  # of a Triton function
     return f"{inner.__module__}.{inner.__name__}".removeprefix("runtime.kernels.")
-
-
-@lru_cache(maxsize=1 << 14)
-def choose(operation: Operation, case: Any) -> Row:
-    """Return the row of an operation that serves a case."""
-    return next(row for row in operation.rows if row.serves(case))

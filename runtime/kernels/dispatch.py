@@ -8,7 +8,7 @@ Code that needs an operation binds its functions to the rows. A function without
 without a function, fails at import. For each call the code describes the case in plain numbers:
 
     _product = PRODUCT.bind(row_linear, float_linear, ...)
-    y = _product(case_of(x, weight))(x, weight)
+    y = _product(Product(...))(x, weight)
 
 A choice is remembered (`choice`), so that the next one of the same case is a look-up. The replay of
 a CUDA graph chooses nothing.
@@ -38,7 +38,10 @@ from runtime.kernels.cases import (
     FP8_CHANNEL,
     GROUP,
     ChosenExperts,
+    CodesProduct,
     Heads,
+    Inputs,
+    NormedRow,
     OneToken,
     Product,
     Prompt,
@@ -71,7 +74,7 @@ IN_FLOAT = When("float weight", lambda case: case.form == FLOAT)
 IN_FP8 = When("FP8 weight", lambda case: case.form != FLOAT)
 QUANTISED = When(
     f"x quantised: dynamic FP8, over {FEW_ROWS} rows",
-    lambda case: case.dynamic and case.form != FLOAT and case.rows > FEW_ROWS,
+    lambda case: case.dynamic and case.rows > FEW_ROWS,
 )
 GROUPS = When(
     "scales of whole groups of 128 columns",
@@ -132,9 +135,9 @@ CODES_WITH_ROWS = Row(
     "encode.rows.store_codes", (GPU, QUANTISED, GROUPS),
     "by the kernel that makes x, norm or gate: 87.2 ms for 89.1, 35B-A3B, a prompt of 8192",
 )  # fmt: skip
-CODES = Operation("FP8 codes of the rows x before a product", Product, (
+CODES = Operation("FP8 codes of the rows x before a product", Inputs, (
     CODES_WITH_ROWS,
-    Row(NOTHING, (unless(QUANTISED),), "few rows wait for the weights, whatever they are"),
+    Row(NOTHING, (unless(QUANTISED),), "few rows wait for the weights: nothing is gained"),
     Row("encode.rows.quantize_rows", (QUANTISED, unless(GPU, GROUPS)),
         "a kernel of its own: a whole row shares a scale, or the last group is short"),
 ))  # fmt: skip
@@ -152,12 +155,12 @@ PRODUCT = Operation("x W^T", Product, (
         "FP8 tensor cores: 95 for 117, 17 rows of 34816 x 5120; 2191 for 4283, 4096 rows"),
 ))  # fmt: skip
 
-CODES_PRODUCT = Operation("codes of x times an FP8 W^T", Product, (
+CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
     Row("linear.product.scaled_mm", (CUBLAS,), "cuBLAS: 1300 TFLOP/s"),
     Row("linear.product.tiled_codes", (unless(CUBLAS),), "what cuBLAS does not take"),
 ))  # fmt: skip
 
-ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", Product, (
+ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
     Row("linear.row.norm_row_linear_reference", (NO_GPU,), "plain torch"),
     Row("linear.row.normed_within", (GPU, unless(WIDE)),
         "every program norms the row again, which costs less than one more kernel"),
@@ -167,12 +170,12 @@ ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", Product, (
         "norming in every program would take from the bandwidth"),
 ))  # fmt: skip
 
-ROW_NORM = Operation("the norm of one row before a product that needs it whole", Product, (
+ROW_NORM = Operation("the norm of one row before a product that needs it whole", NormedRow, (
     Row("linear.row_parts.normed", (GPU, unless(WIDE)), "within the product, as above"),
     Row("norm.rms.rmsnorm", (unless(GPU, unless(WIDE)),), "a kernel of its own, as above"),
 ))  # fmt: skip
 
-GATED = Operation("silu(gate) * up", Product, (
+GATED = Operation("silu(gate) * up", Rows, (
     Row("linear.row_gated.row_gated", (GPU, ONE_ROW), "product and gate in one: 93, 27B in FP8"),
     Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW),),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),

@@ -2,8 +2,7 @@
 
 A kernel launched with `early()` may be on the device before its predecessor has finished. Before
 `wait_for_inputs` it must not write, nor read anything but weights, which no kernel writes. Every
-kernel launched so has to wait, also one that needs nothing of its predecessor: its successors rely
-on it for all kernels before.
+such kernel has to wait, even if it needs nothing from its predecessor: its successors rely on that.
 
 In the interpreter kernels run one after another, and nothing here does anything.
 """

@@ -14,7 +14,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from runtime.kernels import dispatch
-from runtime.kernels.choice import choose
 from runtime.kernels.launch import HAS_TRITON, interpreting
 
 
@@ -33,10 +32,14 @@ def interpreter():
 def thresholds(monkeypatch):
     """Return a function that moves thresholds of the dispatch table, by their names."""
 
+    def forget():
+        for operation in dispatch.OPERATIONS:
+            operation.forget()
+
     def move(**values):
         for name, value in values.items():
             monkeypatch.setattr(dispatch, name, value)
-        choose.cache_clear()
+        forget()
 
     yield move
-    choose.cache_clear()
+    forget()

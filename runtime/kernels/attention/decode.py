@@ -1,12 +1,12 @@
 """Gated attention of one token for each sequence: a context in parts, then the parts together.
 
-Chosen for: `ATTENTION` after write, for rows of decoding.
+Chosen for: decoding rows, where `ATTENTION` chooses write.
 
 Each program has one part of one context, for the query heads that share a key head.
 
-The first keys and values of a part are asked for while the kernels before still run: those of all
-places but the last few, which these kernels may be writing. The others were written in earlier
-steps, and a step begins with a kernel that is not launched early: these are complete.
+The first keys and values of a part are loaded while the preceding kernels still run, except those
+at the last few places, which these kernels may be writing. All others were written in earlier
+steps; a step begins with a kernel that is not launched early, so they are complete.
 
 The split over the context: see parts; source, traps and rounding: see reference.
 

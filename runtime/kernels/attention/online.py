@@ -1,6 +1,6 @@
 """Online softmax in tiles of keys: what the attention kernels share.
 
-Chosen for: nothing by itself: the attention kernels share it.
+Chosen for: never alone; decode, step and prefill share it.
 
 Source: Dao 2023 (FlashAttention-2); the gate and the rounding: see reference.
 

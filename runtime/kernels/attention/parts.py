@@ -1,21 +1,20 @@
 """A context in parts: each has its own sum and largest score, which one kernel puts together.
 
-Chosen for: `ATTENTION` of one token for each sequence, by decode and step.
+Chosen for: never alone; decode and step share it.
 
-The kernel that computes the parts is decode's or step's; the one that adds them up, scaled to their
-common largest score, and gates the sum is here.
+Decode and step have the kernels that compute the parts. The kernel here adds them up, scaled to
+their common largest score, and gates the sum.
 
 Source: Dao et al. 2023 (Flash-Decoding).
-Trap: a CUDA graph is recorded on padding alone, where every choice of blocks takes as long. So they
-are not tuned.
+Trap: a CUDA graph is recorded on padding alone, where every choice of blocks takes the same time,
+so they are not tuned.
 
 Shape letters: B sequences with one token each, n query heads, d head size, C parts of a context.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -39,8 +38,7 @@ _FLOAT32_BLOCKS = {"GRAIN": 32, "BLOCK_L": 32, "STAGES": 2, "num_warps": 8}
 _COMBINED = 2048
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What the parts of contexts leave behind, and how their kernel is launched.
 
     o        [B, n, C, d] float32: sums of exp2(score - top) * v

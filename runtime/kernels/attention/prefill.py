@@ -1,13 +1,13 @@
 """Gated causal attention of whole prompts, or later chunks of them, to a pool of slots.
 
-Chosen for: `PROMPTS` on a GPU, in 16 bits.
+Chosen for: `PROMPTS` on a GPU in 16 bits.
 
     o_t = softmax(q_t K^T / sqrt(d), positions <= t) V        y_t = o_t * sigmoid(gate_t)
 
 A program has 128 queries of one head and walks along the keys. Tiles of keys that all its queries
-may see come through the bulk copy engine, which leaves the threads to the softmax; the last few,
-of which each query sees a part, are loaded by the threads, which do not read what the slot held
-before beyond the sequence's end.
+may see come through the bulk copy engine, which leaves the threads to the softmax; the last few, of
+which each query sees a part, are loaded by the threads, which do not read what the slot held before
+beyond the sequence's end.
 
 Source, traps and rounding: see reference.
 

@@ -1,15 +1,16 @@
 """Rotary position embedding of the first `rd` dimensions of a head, after its norm.
 
-Chosen for: every batch, once: angles for all layers; the rotation itself by step and write.
+Chosen for: every batch: the angles, once for all layers. Step and write rotate with the functions
+here.
 
     angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2
     (x_i, x_{i+rd/2}) -> (x_i cos - x_{i+rd/2} sin,  x_{i+rd/2} cos + x_i sin),  the rest unchanged
 
 Source: Su et al. 2021 (RoFormer); Qwen3.5 rotates a quarter of its head. Angles, cosines and sines
-are float32 and cast to the model dtype; the rotation itself rounds to the model dtype twice.
-Images and videos have three positions a token (time, height, width): with sections [11, 11, 10]
-the frequencies are dealt out in turn, T H W T H W ..., and what is left over is T. Text has three
-equal ones, which is plain rope.
+are float32 and cast to the model dtype; the rotation itself rounds to the model dtype twice. Images
+and videos have three positions a token (time, height, width): with sections [11, 11, 10] the
+frequencies are dealt out in turn, T H W T H W ..., and what is left over is T. Text has three equal
+ones, which is plain rope.
 Traps: the base of the exponent is the number of rotary dimensions (64), not head_dim (256). Pairs
 lie rd/2 apart, not side by side.
 

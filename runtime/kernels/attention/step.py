@@ -1,18 +1,18 @@
 """What one token goes through between the projections of an attention layer, few sequences at once.
 
-Chosen for: `ATTENTION` of a few rows that only decode.
+Chosen for: `ATTENTION` of a batch that only decodes, with few rows and one row per slot.
 
     q', k' = rope(norm(q)), rope(norm(k))        pool_k[slot, last], pool_v[slot, last] = k', v
     y = softmax(q' K^T / sqrt(d)) V * sigmoid(gate)
 
-in two kernels: write and decode in one, then the parts put together. Every program
-norms and rotates its own queries, again for each part of a context: at most a few thousand numbers,
-in less time than one more kernel takes to start. With many rows a program has so many keys that
-this start is little beside them, and they are left to the kernels apart.
+Two kernels: one writes and decodes, the other combines the parts. Every program norms and rotates
+its own queries, once for each part of a context: a few thousand numbers at most, in less time than
+another kernel takes to start. With many rows that start no longer matters beside the keys, and
+separate kernels do the work once.
 
-What earlier steps wrote is all that is read from the pools, so that a first tile comes whole while
-the projections are still computed. With the newest key and value, taken from the projections, the
-sum of the first part begins.
+Only what earlier steps wrote is read from the pools, so a whole first tile is loaded while the
+projections are still being computed. The newest key and value come from the projections and start
+the sum of the first part.
 
 Source and rounding: see rope and reference; the parts: see parts.
 

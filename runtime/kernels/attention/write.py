@@ -1,13 +1,13 @@
 """What attention does to its projections: q and k normed and rotated, k and v written into pools.
 
-Chosen for: `ATTENTION` of many rows, of prompts, and of several rows of one slot.
+Chosen for: `ATTENTION` of prompts, many rows, or several rows of one slot.
 
     q' = rope(norm(q))        pool_k[slot, place] = rope(norm(k))        pool_v[slot, place] = v
 
 in one kernel. Norm, rotation and rounding: see rope; the pools: see reference.
 
-Shape letters: T packed tokens, n query heads, m key heads, d head size, r rotated pairs, S slots,
-L tokens a slot holds.
+Shape letters: T packed tokens, n query heads, m key heads, d head size, r rotated pairs, S slots, L
+tokens a slot holds.
 """
 
 from __future__ import annotations

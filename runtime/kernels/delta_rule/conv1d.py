@@ -5,9 +5,9 @@ Chosen for: every prompt.
     y[t, c] = silu(sum_j w[c, j] * x[t - (K-1) + j, c])        j = K-1 is the current token
 
 Source: the Mamba short convolution (Gu and Dao 2023) as Qwen3.5 uses it, K = 4, no bias. Products
-are summed in float32, oldest tap first, in prefill and in decode: both give the same bits.
-The pool keeps the last K-1 *inputs* of a sequence (before the convolution), oldest first; zeros are
-the history of a fresh sequence, and whoever hands out a slot has zeroed it.
+are summed in float32, oldest tap first, in prefill and in decode: both give the same bits. The pool
+keeps the last K-1 *inputs* of a sequence (before the convolution), oldest first; zeros are the
+history of a fresh sequence, and a slot is zeroed when it is handed out.
 Trap: a history that is off by one token still gives plausible text.
 
 Shape letters: T packed tokens, C channels, K taps, N sequences, S slots of the pool.

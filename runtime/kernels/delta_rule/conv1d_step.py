@@ -1,10 +1,10 @@
 """The causal depthwise convolution of one token for each sequence.
 
-Chosen for: `RULE_STEP` with the convolution before the rule; its parts by mixed_step.
+Chosen for: `RULE_STEP` with 256 states or more. mixed_step uses its parts with fewer.
 
 Formula, source and the pool of histories: see conv1d; both give the same bits.
-Trap: a step asks for histories while the kernels before still run: between two steps of one pool
-stands a kernel that was not launched early.
+Trap: a step loads histories while the preceding kernels still run: between two steps of one pool
+there must be a kernel that is not launched early.
 
 Shape letters: B sequences with one token each, C channels, K taps, S slots of the pool.
 """

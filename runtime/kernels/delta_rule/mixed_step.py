@@ -1,13 +1,13 @@
 """What one token goes through between the projections of a delta-rule layer.
 
-Chosen for: `RULE_STEP`: decoding, in two or three kernels.
+Chosen for: `RULE_STEP`, that is all decoding, in two kernels of its own or by those of others.
 
     q, k, v = silu(conv(qkv))        o = rule(q, k, v, a, b)        y = gated_norm(o, z)
 
-For few sequences, where a kernel costs more than its bytes, there are two. The first has a program
-for some columns of a head, which convolves the inputs of that head by itself; the second norms
-whole heads, and lets the histories move on, which by then no program reads any more. For many, the
-convolution is done once, and a program of the rule has a whole head, which it norms.
+With few sequences a kernel costs more than the bytes it moves, so there are two. The first has a
+program for some columns of a head, which convolves the inputs of that head itself; the second norms
+whole heads and updates the histories, which no program reads any more by then. With many sequences
+conv1d_step runs first, and a program of step has a whole head, which it norms.
 
 Source, traps and rounding: see conv1d, rule, step and norm.gated.
 
@@ -17,8 +17,7 @@ value heads, k key size, v value size, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
 _COLUMNS = 16
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """A layer's own weights, as conv1d_step, gated_delta_step and gated_rmsnorm take them.
 
     conv_C1K [C, 1, K], A_log and dt_bias [V], norm_v [v]; heads and sizes are (H, k) and (V, v)
@@ -104,7 +102,7 @@ def mixed_step(
     slots_B                    no slot twice; negative: zeros out, nothing written
     copied                     the states were written just before: they are not read earlier
     """
-    step = _step(Step(use_triton(qkv_BC), len(qkv_BC) * rule.values[0], copied))
+    step = _step(Step(use_triton(qkv_BC), qkv_BC.shape[0] * rule.values[0], copied))
     args = qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B
     if step is convolved_within:
         return convolved_within(*args, copied=copied)

@@ -1,6 +1,6 @@
 """The gated delta rule in plain torch: token by token, which defines it, and in chunks of 64.
 
-Chosen for: nothing by itself: the references of the kernels use it.
+Chosen for: never alone; the references use it.
 
     beta = sigmoid(b)      g = -exp(A_log) softplus(a + dt_bias)      q, k <- l2norm;  q /= sqrt(dk)
     S <- exp(g) S          d = beta (v - S^T k)          S <- S + k d^T          o = S^T q

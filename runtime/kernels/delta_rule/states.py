@@ -1,10 +1,10 @@
 """The gated delta rule over a pool of states: one step for decode, chunks of 64 for prefill.
 
-Chosen for: every prompt, and `RULE_STEP` with the convolution before the rule.
+Chosen for: every prompt, and `RULE_STEP` with 256 states or more.
 
-The rule, its source and its traps stand in rule, the kernels in step and prefill.
-q, k and v may be views on the convolution's output: tokens at any stride, the heads of a token one
-after another. Padding slots are negative, and slot times stride needs 64 bits.
+The rule, its source and its traps: see rule; the kernels: see step and prefill. q, k and v may be
+views on the convolution's output: tokens at any stride, the heads of a token one after another.
+Padding slots are negative, and slot times stride needs 64 bits.
 
 Shape letters: T packed tokens, B sequences with one token each, N sequences, S slots, H key heads,
 V value heads, k key size, v value size.

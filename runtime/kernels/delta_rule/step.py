@@ -1,16 +1,18 @@
 """One token of each sequence on a GPU: a program takes some columns of one head's state.
 
-Chosen for: `RULE_STEP` with the convolution before the rule, always with a gate; without one
+Chosen for: `RULE_STEP` with 256 states or more, always with a gate. Without one,
 `benchmarks/hopper_rule.py` compares the rule alone with flash-linear-attention.
 
     retrieved = e^g S^T k      d = beta (v - retrieved)      o = e^g S^T q + (k.q) d
 
-is the rule of `rule` with both products against the old state, which one reduction gives.
-The time is that of reading and writing the states. Padding slots are negative: zeros out. With a
-gate a program has a whole head, whose norm and gate it then applies to o, rounded first.
+This is the rule (see rule) with both products taken against the old state, so that one reduction
+gives them. The time is that of reading and writing the states. Padding slots are negative: zeros
+out. With a gate a program has a whole head, whose norm and gate it then applies to o, rounded
+first.
 
-Trap: a state is asked for while the kernels before still run. It may not be theirs: between two
-steps of one pool stands a kernel that was not launched early, such as the embedding of a model.
+Trap: a state is loaded while the preceding kernels still run, so these must not write it: between
+two steps of one pool there must be a kernel that is not launched early, such as a model's
+embedding.
 
 Shape letters: B sequences, V value heads, k key size, v value size.
 """

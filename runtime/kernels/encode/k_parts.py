@@ -1,6 +1,6 @@
 """What the K-quant kernels share: columns in registers, and rounding as ggml rounds.
 
-Chosen for: nothing by itself.
+Chosen for: never alone; q4_k and q6_k share it.
 
 Traps: a GPU's NaN has other bits than a CPU's, which ggml's rounding trick would show: hence an
 infinite slope becomes 0, from which follow the same codes, all 0.

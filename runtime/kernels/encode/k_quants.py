@@ -1,6 +1,6 @@
 """Q4_K and Q6_K on the GPU: to the byte what the CPU's encoder, and so ggml's C, writes.
 
-Chosen for: `convert --device cuda` to Q4_K and Q6_K; no layer of a model.
+Chosen for: `convert --device cuda` to Q4_K or Q6_K. No layer of a model uses it.
 
     Q4_K   w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
     Q6_K   w ~ d l q              16 blocks of 16 columns with l to a super-block with d

@@ -1,6 +1,6 @@
 """Q4_K on the GPU: see k_quants.
 
-Chosen for: weights that become Q4_K; no layer of a model.
+Chosen for: Q4_K, by k_quants.
 
     w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
 

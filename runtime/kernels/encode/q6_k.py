@@ -1,6 +1,6 @@
 """Q6_K on the GPU: see k_quants.
 
-Chosen for: weights that become Q6_K; no layer of a model.
+Chosen for: Q6_K, by k_quants.
 
     w ~ d l q              16 blocks of 16 columns with l to a super-block with d
 

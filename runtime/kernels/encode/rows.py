@@ -1,6 +1,6 @@
 """Activations in FP8 E4M3 with one scale for each group of columns of a row.
 
-Chosen for: `CODES`: alone, or within the kernel that makes the rows.
+Chosen for: `CODES`, alone or within the kernel that makes the rows.
 
     s = amax(group) / 448  (1 where that is zero)      codes = round_to_e4m3(x / s)
 

@@ -1,6 +1,6 @@
 """The dense gated feed-forward, which is also one expert and the shared expert of the MoE layers.
 
-Chosen for: `GATED` of more rows; every dense feed-forward goes through `mlp`.
+Chosen for: `GATED` of two rows or more. Every dense feed-forward goes through `mlp`.
 
     mlp(x) = down(silu(gate) * up),   [gate | up] = x W_gate_up^T
     shared_expert(x) = sigmoid(x W_sg^T) * mlp(x)
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
+from runtime.kernels.cases import Rows
 from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
 from runtime.kernels.linear.row_gated import row_gated, silu_times
-from runtime.kernels.linear.weight import BLOCK, case_of
+from runtime.kernels.linear.weight import BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    if _gated(case_of(x_TH, gate_up)) is row_gated:
+    if _gated(Rows(use_triton(x_TH), x_TH.shape[0])) is row_gated:
         return row_gated(x_TH, gate_up)
     return silu_mul(linear(x_TH, gate_up, codes))
 

@@ -1,7 +1,7 @@
 """Linear layers on stored weights: float, or FP8 E4M3 with scales of 128 x 128 blocks or of rows.
 
-Chosen for: every `PRODUCT`, `CODES` and `CODES_PRODUCT`: it asks the table; the products that are
-cuBLAS's are here. `ROUTER` with few rows, or experts in eights.
+Chosen for: every `PRODUCT`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`: it asks the table. What
+cuBLAS computes is here.
 
     weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
     dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.choice import choose
+from runtime.kernels.cases import CodesProduct, Inputs, Product
 from runtime.kernels.dispatch import CODES, CODES_PRODUCT, CODES_WITH_ROWS, PRODUCT
 from runtime.kernels.encode.rows import (
     MULTIPLE,
@@ -31,15 +31,15 @@ from runtime.kernels.encode.rows import (
     quantize_rows,
     quantize_rows_reference,
 )
-from runtime.kernels.launch import use_triton
+from runtime.kernels.launch import capability, use_triton
 from runtime.kernels.linear.row import row_linear
 from runtime.kernels.linear.tiles import tile_product
 from runtime.kernels.linear.weight import (
     BLOCK,
     Fp8Weight,
     Weight,
-    case_of,
     dequant,
+    form_of,
     linear_fp8_reference,
     product_reference,
     scale_edge,
@@ -69,7 +69,10 @@ def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
 
     weight  [N, K] or a stack of them, whatever it is stored in; x need not have K columns
     """
-    return isinstance(weight, Fp8Weight) and choose(CODES, case_of(x_MK, weight)) is CODES_WITH_ROWS
+    if not isinstance(weight, Fp8Weight):
+        return False
+    inputs = Inputs(use_triton(x_MK), x_MK.shape[0], *weight.form, weight.codes.shape[-1])
+    return _codes(inputs) is CODES_WITH_ROWS
 
 
 def codes_for(weight: object, x_MK: Tensor) -> Codes | None:
@@ -85,13 +88,14 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     weight  [N, K] in x's dtype, or an Fp8Weight
     codes   those of x, from room of `codes_for`, if there are any: x is not quantised again
     """
-    x_MK = x.reshape(-1, x.shape[-1])
-    y_MN: Tensor
-    if codes is not None and takes_codes(weight, x_MK):
-        y_MN = codes_linear(codes, weight, x_MK)
-    else:
-        y_MN = _product(case_of(x_MK, weight))(x_MK, weight)
-    return y_MN.view(*x.shape[:-1], weight.shape[0])
+    if x.ndim != 2:
+        x_MK = x.reshape(-1, x.shape[-1])
+        return linear(x_MK, weight, codes).view(*x.shape[:-1], weight.shape[0])
+    if codes is not None and takes_codes(weight, x):
+        return codes_linear(codes, weight, x)
+    case = Product(use_triton(x), x.shape[0], x.dtype, *form_of(weight))
+    y_MN: Tensor = _product(case)(x, weight)
+    return y_MN
 
 
 def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:
@@ -131,7 +135,9 @@ def codes_linear(codes: Codes, weight: Weight, like: Tensor) -> Tensor:
     like   as many rows as there are, in the dtype of the product
     """
     assert isinstance(weight, Fp8Weight), "codes are multiplied with FP8 weights"
-    y_MN: Tensor = _codes_product(case_of(like, weight))(codes, weight, like.dtype)
+    card, form, scale = capability(like.get_device()), weight.form[0], weight.scale.dtype
+    multiply = _codes_product(CodesProduct(card, like.dtype, form, scale, *weight.shape))
+    y_MN: Tensor = multiply(codes, weight, like.dtype)
     return y_MN[: like.shape[0]]
 
 
@@ -154,6 +160,7 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
     assert x_MK.stride(1) == 1, "rows must be contiguous"
 
 
+_codes = CODES.remembered(CODES.choose)
 _codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
 _product = PRODUCT.bind(
     linear_reference, row_linear, float_linear, tiled_linear, decoded_linear, quantised_linear

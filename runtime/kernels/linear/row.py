@@ -8,15 +8,15 @@ Chosen for: `PRODUCT` and `ROW_PRODUCTS` of one row on a GPU.
 
 Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
 of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
-two parts of the columns, their scales and the norm's weights come while the kernels before still
-run: after that nothing of a program's first parts has to come from memory but x. The norm of a
-short row is computed again by every program, which costs less than one more kernel; for a wide one
-that takes from the bandwidth, so it is computed apart, or by programs of many rows: see row_strips.
+two parts of the columns, their scales and the norm's weights are loaded while the preceding kernels
+still run; x is then all that the first parts wait for. The norm of a short row is computed again by
+every program, which costs less than another kernel. For a wide row that would take bandwidth, so it
+is computed before, or by programs of many rows: see row_strips.
 
 Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
-their number, which is a power of two; for the rows of `up`, that number divides F.
+their number, which is a power of two.
 
-Shape letters: N outputs, K inputs, H hidden size, F inner size of the feed-forward.
+Shape letters: N outputs, K inputs, H hidden size.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.kernels.cases import NormedRow
 from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.row_parts import (
@@ -43,10 +44,11 @@ from runtime.kernels.linear.row_parts import (
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import (
     NO_PRODUCT,
+    Fp8Weight,
     Stored,
     Weight,
-    case_of,
     check_row,
+    form_of,
     product_reference,
 )
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
@@ -101,7 +103,7 @@ def norm_row_linear(
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
     """
-    multiply = _products(case_of(x_1H, weights[0]))
+    multiply = _products(_case(x_1H, weights[0]))
     products: tuple[Tensor, ...] = multiply(x_1H, norm_H, eps, *weights)
     return products
 
@@ -130,7 +132,12 @@ def normed_and_linear(
 
 def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
     """Return whether the norm of x before this weight is a kernel of its own."""
-    return _norm(case_of(x_1H, weight)) is rmsnorm
+    return _norm(_case(x_1H, weight)) is rmsnorm
+
+
+def _case(x_1H: Tensor, weight: Weight) -> NormedRow:
+    values = weight.codes if isinstance(weight, Fp8Weight) else weight
+    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], values.nbytes)
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:

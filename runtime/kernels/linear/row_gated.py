@@ -7,8 +7,8 @@ Chosen for: `GATED` of one row on a GPU.
 
 How a row is read and multiplied: see row.
 
-Trap: the rows of a program must lie within one 128-row block of scales; for the rows of `up`, the
-number of rows of a program, a power of two, divides F.
+Trap: the rows of a program must lie within one 128-row block of scales. For the rows of `up` the
+number of rows of a program, a power of two, has to divide F.
 
 Shape letters: H hidden size, F inner size of the feed-forward.
 """
@@ -56,7 +56,7 @@ def row_gated_reference(
 def row_gated(
     x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, x being normed first if asked.
+    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, of norm(x) if there is a norm.
 
     x_1H     [1, H] contiguous
     gate_up  [2F, H], gate rows first

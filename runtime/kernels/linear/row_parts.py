@@ -1,10 +1,11 @@
 """What a program of a product with one row loads, and how it multiplies; see row.
 
-Chosen for: `ROW_NORM` within a product, and by the other kernels of one row.
+Chosen for: `ROW_NORM` within a product. All kernels of one row share it.
 
     total[n, g] += scale(n, g) * sum_v w[n, g, v] * x[g, v]         g counts 16 bytes of a row
 
-Loads and their use are apart, so that a kernel can load what no other writes before it waits.
+Loading and multiplying are separate functions, so that a kernel can load what no other kernel
+writes before it waits.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Chosen for: `ROW_PRODUCTS` with large FP8 weights of 2048 columns.
 
     y[n] = sum_k norm(x)[k] * w[n, k]             summed in float32, rounded once; see row
 
-The row is normed once for a strip and stays in registers. Half of a strip's rows are on their way
-into shared memory before the kernel waits for x. That is a measured choice: with all of them the
-kernels before have to share the memory with too many weights, with a quarter it waits for its own.
-All strips of a layer's first product run at once, so that none starts after x is there.
+The row is normed once for a strip and stays in registers. Half of a strip's rows are being copied
+into shared memory before the kernel waits for x. The half is measured: copying all of them takes
+bandwidth from the preceding kernels, copying a quarter leaves the kernel waiting for its own
+weights. All strips of a layer's first product run at once, so none starts after x is ready.
 
-Trap: the wait stands in the loop, within its first turn. Before the loop the compiler would put the
-copies after it, for it starts them where the loop stands.
+Trap: the wait is in the loop, in its first iteration. If it came before the loop, the compiler
+would start the copies after it.
 
 Shape letters: N outputs, K inputs.
 """

@@ -1,6 +1,7 @@
 """Products with FP8 weights in tiles of the tensor cores, x as it is or in FP8 too.
 
-Chosen for: `PRODUCT` of 2 to 511 rows with FP8 weights, and `CODES_PRODUCT` without cuBLAS.
+Chosen for: `PRODUCT` with FP8 weights and 2 to 511 rows that are not quantised, and `CODES_PRODUCT`
+that cuBLAS does not take.
 
     y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
 

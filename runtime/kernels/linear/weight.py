@@ -1,6 +1,7 @@
 """Weights as they are stored: in a float dtype, or in FP8 E4M3 with scales.
 
-Chosen for: every product: it says what a choice depends on (`case_of`), and decodes for `PRODUCT`.
+Chosen for: every product: `form_of` gives what a choice depends on, `dequant` decodes for `PRODUCT`
+with 512 rows or more.
 
     w[n, k] ~ codes[n, k] * scale(n, k)
 
@@ -15,18 +16,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, Product
+from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
 from runtime.kernels.dispatch import FEW_ROWS
-from runtime.kernels.launch import capability, jit, tl, use_triton, widen
+from runtime.kernels.launch import jit, tl, use_triton, widen
 
 BLOCK = 128
 _STRIP = 8 * BLOCK
+_FLOAT = FLOAT, False
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,9 @@ class Fp8Weight:
         return scale_edge(self.codes, self.scale)
 
     @cached_property
-    def case(self) -> tuple[str, bool, torch.dtype | None, int, int, int]:
-        """Return what a choice of kernels depends on: the fields of `Product` from `form` on."""
-        form = FP8_CHANNEL if self.edge == 1 else FP8_BLOCK
-        n, k = self.codes.shape[-2:]
-        return form, self.dynamic, self.scale.dtype, n, k, self.codes.nbytes
+    def form(self) -> tuple[str, bool]:
+        """Return how it is stored, and whether many rows of x are quantised too."""
+        return FP8_CHANNEL if self.edge == 1 else FP8_BLOCK, self.dynamic
 
     def quantises(self, num_rows: int) -> bool:
         """Return whether `linear` quantises an x of so many rows."""
@@ -77,8 +77,7 @@ Weight: TypeAlias = Tensor | Fp8Weight
 NO_PRODUCT: tuple[object, ...] = (None, None, None, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A weight [N, K], or a stack of them [E, N, K], as the kernels are told about it.
 
     edge  rows that share a scale: 0 where there are no scales, else 1 or 128
@@ -112,15 +111,9 @@ class Stored:
         return self.values, self.scale, y, y.shape[1], *self.scale_strides
 
 
-def case_of(x_MK: Tensor, weight: Weight) -> Product:
-    """Return what a choice of kernels for x times a weight, or a stack of them, depends on."""
-    if isinstance(weight, Fp8Weight):
-        stored = weight.case
-    else:
-        shape = weight.shape
-        stored = FLOAT, False, None, shape[-2], shape[-1], weight.nbytes
-    card = capability(x_MK.get_device())
-    return Product(use_triton(x_MK), card, x_MK.shape[0], x_MK.dtype, *stored)
+def form_of(weight: Weight) -> tuple[str, bool]:
+    """Return how a weight is stored, and whether many rows of x are quantised too."""
+    return weight.form if isinstance(weight, Fp8Weight) else _FLOAT
 
 
 def check_row(x_1K: Tensor, *weights: Stored) -> int:

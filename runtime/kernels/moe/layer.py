@@ -1,6 +1,6 @@
 """The sparse feed-forward of Qwen3.5 MoE: router, chosen experts, shared expert.
 
-Chosen for: `ONE_TOKEN`, `ROUTER` and `EXPERTS`: it asks the table.
+Chosen for: every sparse layer: it asks the table for `ONE_TOKEN`, `ROUTER` and `EXPERTS`.
 
     w, e = route(x W_router^T)                         (see routing)
     y = sum_j w_j * expert_{e_j}(x)  +  sigmoid(x W_sg^T) * shared(x)        (experts: linear.mlp)
@@ -36,7 +36,7 @@ from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
 from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
-from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, case_of
+from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
 from runtime.kernels.moe.routing import (
     route,
     route_absorbed,
@@ -190,15 +190,11 @@ def expert_terms(
 
 
 def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
-    num_tokens, hidden = x_TH.shape
-    if not use_triton(x_TH):  # gate_up may be anything that gives one expert's weight
-        return ChosenExperts(
-            gpu=False, rows=num_tokens, form=FLOAT, dynamic=False, hidden=hidden, inner=0
-        )
+    gpu, (num_tokens, hidden) = use_triton(x_TH), x_TH.shape
+    if not gpu:  # gate_up may be anything that gives one expert's weight
+        return ChosenExperts(gpu, num_tokens, FLOAT, dynamic=False, hidden=hidden, inner=0)
     assert isinstance(gate_up, Tensor | Fp8Weight), "the kernels take Tensors and Fp8Weights"
-    product = case_of(x_TH, gate_up)
-    form, inner = (product.form, product.dynamic), product.n // 2
-    return ChosenExperts(product.gpu, num_tokens, *form, hidden, inner)
+    return ChosenExperts(gpu, num_tokens, *form_of(gate_up), hidden, gate_up.shape[1] // 2)
 
 
 _router = ROUTER.bind(padded_logits, linear)

@@ -1,6 +1,7 @@
 """The choice of experts: what the router's logits say.
 
-Chosen for: every sparse layer; for `ONE_TOKEN` the experts' kernels choose by its parts.
+Chosen for: every sparse layer. With `ONE_TOKEN` the experts' kernels choose for themselves, by the
+functions here.
 
     p = softmax(logits)  over all E experts            w = p[top k] / sum(p[top k])
 
@@ -9,8 +10,8 @@ kernels order by logits, which order as their probabilities do, and divide e^x b
 chosen, which is the same number to float32 rounding.
 
 Source: transformers, modeling_qwen3_5_moe.
-Traps: the weights are always renormalised. Whoever chooses again, in another kernel, must order in
-the same way: ties go to the lower number.
+Traps: the weights are always renormalised. Another kernel that chooses again must order in the same
+way: ties go to the lower number.
 
 Shape letters: T tokens, k experts per token, E experts.
 """

@@ -1,20 +1,17 @@
 """Experts for one token, from the router's logits to the residual stream, in two kernels.
 
-Chosen for: `ONE_TOKEN` on a GPU, the shared expert in the stack.
+Chosen for: `ONE_TOKEN` on a GPU with the shared expert in the stack.
 
     e, w = choice of the logits         inner[j] = silu(gate) * up of x and expert e_j
     y = x + sum_j w_j * down_e_j(inner[j])                  the last j is the shared expert, E
 
-A program chooses by itself, among a few hundred numbers, sooner than one more kernel would start.
-Those of the first kernel have one expert each, and all fit on a GPU at once, their weights on the
-way in shared memory; for the shared expert, known before the choice, these are asked for while the
-router still runs. Those of the second have the same rows of all experts, and ask for them while the
-first still runs.
+Every program chooses the experts itself, from a few hundred logits, in less time than another
+kernel takes to start. A program of the first kernel has one expert; all of them fit on a GPU at
+once, with their weights on the way to shared memory. The shared expert is known before the choice,
+so its weights are prefetched while the router still runs. The second kernel: see row_down.
 
 Source and rounding: see layer and routing.
-Trap: the second kernel reads logits and residual before it waits for the first. So the first lets
-it start only when it has itself waited: by then all kernels before it have finished. They are read
-past the nearest cache, which may hold what stood there in an earlier layer.
+Trap: the first kernel may let the second start only after it has itself waited: see row_down.
 
 Shape letters: k routed experts, E their number, H hidden, F inner size.
 """

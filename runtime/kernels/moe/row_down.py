@@ -4,11 +4,11 @@ Chosen for: `ONE_TOKEN`, after the first kernel of row.
 
     y = x + sum_j w_j * down_e_j(inner[j])                  the last j is the shared expert, E
 
-A program has the same rows of all experts, and asks for them while the first kernel still runs.
+A program has the same rows of all experts and loads them while the first kernel still runs.
 
-Trap: it reads logits and residual before it waits for the first kernel, which for that reason lets
-it start only when it has itself waited: by then all kernels before it have finished. They are read
-past the nearest cache, which may hold what stood there in an earlier layer.
+Trap: it reads logits and residual before it waits for the first kernel. That kernel lets it start
+only after it has itself waited, when all kernels before it have finished. Both are read past the
+nearest cache, which may still hold those of an earlier layer.
 
 Shape letters: E routed experts, H hidden, F inner size.
 """

@@ -5,8 +5,8 @@ Chosen for: `EXPERTS` of more than 8 tokens, before tiles and w8a8.
     place(p) = pairs of lower experts + pairs of the same expert in earlier tiles + rank(p)
 
 A counting sort in three launches: ranks and counts within tiles of pairs, sums of the counts over
-the tiles before, then places and blocks. It is stable, so that two runs give the same order; no
-number that the experts give depends on it, for each pair's row is computed by itself.
+the tiles before, then places and blocks. It is stable, so that two runs give the same order; what
+the experts compute does not depend on it, as each pair has its own row.
 
 Shape letters: T tokens, k experts per token, P = T*k pairs, E experts, B blocks.
 """

@@ -1,12 +1,12 @@
 """The sum over each token's experts, alone or with the residual add and the norm that follow.
 
-Chosen for: `EXPERTS` of more than 8 tokens, after tiles and w8a8: alone, or in the next norm.
+Chosen for: `EXPERTS` of more than 8 tokens, after tiles or w8a8, alone or within the next norm.
 
     y[t] = sum_j rows[t*k + j]                                      added in float32, rounded once
     r = y + residual (rounded to the model dtype),  z = rmsnorm(r)
 
-Together they are one pass over the rows: y neither is written nor read back. The numbers are those
-of one after the other.
+Fused, they take one pass over the rows: y is neither written nor read back. The results are the
+same.
 
 Source and rounding: see layer and norm.rms.
 
@@ -15,8 +15,7 @@ Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 _THREAD = 8  # numbers of a row that a thread of the fused kernel loads at once: 16 bytes
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """What the experts give [T, H], not yet summed: row t*k + j is the weighted output of pair j.
 
     rows  [T*k, H] model dtype, contiguous

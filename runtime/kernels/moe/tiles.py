@@ -1,6 +1,6 @@
 """Experts for many tokens: pairs of a token and an expert, sorted by expert, in tiles.
 
-Chosen for: `EXPERTS` of more tokens, but for codes in whole groups of block scales.
+Chosen for: `EXPERTS` of more than 8 tokens that w8a8 does not take.
 
     inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
 

@@ -1,14 +1,14 @@
 """Experts for many tokens with activations in FP8 too, scales for 128 columns or 128 x 128 weights.
 
-Chosen for: `EXPERTS` of more than 16 tokens in FP8, block scales in whole groups.
+Chosen for: `EXPERTS` of more than 16 tokens, quantised, with block scales and whole groups of 128.
 
     inner[p] = quantised(silu(gate) * up) of codes(x[t]) and expert e_p
     y[t] = sum_j w_j * down_e_j(inner)
 
-Tokens are the left operand here: the scale of a token then belongs to a row of the sums, of which
-a thread has two, and that of a weight to all of a tile. The tensor cores keep about 14 bits of an
-FP8 sum, so 128 columns are summed there, then added in float32. The inner activations are rounded
-to the model dtype, then quantised, before they leave: F is a multiple of 128.
+Tokens are the left operand here: the scale of a token then belongs to a row of the sums, of which a
+thread has two, and that of a weight to all of a tile. The tensor cores keep about 14 bits of an FP8
+sum, so 128 columns are summed there, then added in float32. The inner activations are rounded to
+the model dtype, then quantised, before they leave: F is a multiple of 128.
 
 The second product: see w8a8_down.
 
@@ -17,8 +17,8 @@ four warps, it is a tile of 64 rows: the same sums at half the cost.
 
 Source and rounding: see layer and encode.rows.
 
-Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of
-128 columns, B blocks of pairs of one expert.
+Shape letters: T tokens, k experts per token, P = T*k pairs, H hidden, F inner size, G groups of 128
+columns, B blocks of pairs of one expert.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The norm of the delta rule's output, head by head, with its gate.
 
-Chosen for: `RULE_OUTPUT`: numbers, or codes of prompts only.
+Chosen for: `RULE_OUTPUT` of prompts, as numbers or as codes. Decoding norms within `RULE_STEP`.
 
     n = cast(o * rsqrt(mean(o^2) + eps))        y = cast(n * w * silu(z))
 
@@ -15,8 +15,7 @@ Shape letters: T tokens, V value heads, d value head size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 _GATED_TILE = 4096
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(NamedTuple):
     """What the delta rule's output goes through: see `gated_rmsnorm`, whose arguments these are."""
 
     z_TVd: Tensor

@@ -1,6 +1,6 @@
 """RMSNorm of the residual stream, alone or with the residual add fused.
 
-Chosen for: `LAYER` in kernels apart, and `ROW_NORM` before a wide product.
+Chosen for: `LAYER` of several rows, and `ROW_NORM` before a wide product.
 
     rmsnorm        y = x * rsqrt(mean(x^2) + eps) * (1 + w)            one cast to x's dtype
     add_rmsnorm    r = x + residual (rounded to the model dtype),  y = rmsnorm(r)

@@ -21,7 +21,10 @@ from runtime.kernels.cases import (
     FP8_BLOCK,
     FP8_CHANNEL,
     ChosenExperts,
+    CodesProduct,
     Heads,
+    Inputs,
+    NormedRow,
     OneToken,
     Product,
     Prompt,
@@ -30,42 +33,54 @@ from runtime.kernels.cases import (
     RuleOutput,
     Step,
 )
-from runtime.kernels.choice import NOTHING, Operation, Row, When, choose, entry_point, unless
+from runtime.kernels.choice import NOTHING, Operation, Row, When, entry_point, unless
+from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.product import (
     float_linear,
     linear,
-    linear_reference,
     quantised_linear,
     tiled_linear,
 )
 from runtime.kernels.linear.row import row_linear
-from runtime.kernels.linear.weight import BLOCK, Fp8Weight, case_of
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, form_of
 
 KERNELS = Path(dispatch.__file__).parent
 BOTH = (False, True)
 COUNTS = (1, 2, 8, 9, 16, 17, 64, 255, 256, 511, 512, 8192)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-STORED = [
-    (FLOAT, False, None),
-    *itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH, (torch.float32, torch.bfloat16)),
-]
+STORED = [(FLOAT, False), *itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH)]
+SCALES = (torch.float32, torch.bfloat16)
 # one group; ragged groups; cuBLAS's multiples or not; strips; wide and large, or either
 SIZES = [(20, 128), (24, 300), (32, 256), (1100, 1001), (1024, 1024), (40, 2048), (12288, 2048)]
 SIZES += [(7168, 2047), (34816, 5120), (5120, 17408)]
 
 
 def products():
-    for gpu, rows, dtype, stored, (n, k) in itertools.product(BOTH, COUNTS, DTYPES, STORED, SIZES):
-        form, dynamic, scale = stored
-        nbytes = n * k * (dtype.itemsize if form == FLOAT else 1)
-        for card in ((9, 0), (8, 0)) if gpu else ((0, 0),):
-            yield Product(gpu, card, rows, dtype, form, dynamic, scale, n, k, nbytes)
+    for gpu, rows, dtype, stored in itertools.product(BOTH, COUNTS, DTYPES, STORED):
+        yield Product(gpu, rows, dtype, *stored)
+
+
+def inputs():
+    for gpu, rows, stored, (_, k) in itertools.product(BOTH, COUNTS, STORED, SIZES):
+        yield Inputs(gpu, rows, *stored, k)
+
+
+def codes_products():
+    cards = ((9, 0), (8, 0), (0, 0))
+    for card, dtype, (form, _), scale, size in itertools.product(
+        cards, DTYPES, STORED[1:], SCALES, SIZES
+    ):
+        yield CodesProduct(card, dtype, form, scale, *size)
+
+
+def normed_rows():
+    for gpu, (form, _), (n, k) in itertools.product(BOTH, STORED, SIZES):
+        yield NormedRow(gpu, form, k, n * k * (2 if form == FLOAT else 1))
 
 
 def experts():
-    stored = itertools.product((FLOAT, FP8_BLOCK, FP8_CHANNEL), BOTH)
     for gpu, rows, (form, dynamic), hidden, inner in itertools.product(
-        BOTH, COUNTS, stored, (128, 150, 2048), (140, 512)
+        BOTH, COUNTS, STORED, (128, 150, 2048), (140, 512)
     ):
         yield ChosenExperts(gpu, rows, form, dynamic, hidden, inner)
 
@@ -73,6 +88,9 @@ def experts():
 CASES = {
     Rows: lambda: itertools.starmap(Rows, itertools.product(BOTH, COUNTS)),
     Product: products,
+    Inputs: inputs,
+    CodesProduct: codes_products,
+    NormedRow: normed_rows,
     Router: lambda: itertools.starmap(Router, itertools.product(BOTH, COUNTS, (8, 256, 257, 7))),
     ChosenExperts: experts,
     OneToken: lambda: itertools.starmap(OneToken, itertools.product(BOTH, BOTH)),
@@ -242,7 +260,7 @@ def test_one_row_serves_each_case_and_each_row_has_a_case(operation):
 @each_operation
 def test_the_table_chooses_what_the_branches_before_it_chose(operation):
     for case in CASES[operation.case]():
-        assert choose(operation, case).kernel == BEFORE[operation](case), case
+        assert operation.choose(case).kernel == BEFORE[operation](case), case
 
 
 def resolved(kernel):
@@ -312,28 +330,24 @@ def test_conditions_say_what_they_hold():
     assert not Row("a", (odd, large), "").serves(3)
 
 
-def test_a_moved_threshold_moves_the_choice(thresholds):
-    case = ChosenExperts(gpu=True, rows=8, form=FLOAT, dynamic=False, hidden=128, inner=128)
-    assert choose(dispatch.EXPERTS, case).kernel == "moe.rows.few_tokens"
+def test_a_choice_is_made_once_until_a_threshold_moves(thresholds):
+    asked = []
+    find = dispatch.LAYER.remembered(lambda case: asked.append(case) or dispatch.LAYER.choose(case))
+    case = Rows(gpu=True, rows=1)
+    assert find(case) is find(Rows(gpu=True, rows=1)) is dispatch.LAYER.rows[0]
+    assert asked == [case]
     thresholds(FEW_TOKENS=7)
-    assert choose(dispatch.EXPERTS, case).kernel == "moe.tiles.tiled_pairs"
+    assert find(case) is dispatch.LAYER.rows[0]
+    assert asked == [case] * 2
+    experts = ChosenExperts(gpu=True, rows=8, form=FLOAT, dynamic=False, hidden=128, inner=128)
+    assert dispatch.EXPERTS.choose(experts).kernel == "moe.tiles.tiled_pairs"
 
 
-def test_a_case_is_what_the_tensors_are():
-    x = torch.zeros(3, 300, dtype=torch.bfloat16)
-    plain = torch.zeros(24, 300, dtype=torch.bfloat16)
-    expected = Product(
-        gpu=False, card=(0, 0), rows=3, dtype=torch.bfloat16, form=FLOAT, dynamic=False, scale=None,
-        n=24, k=300, nbytes=14400,
-    )  # fmt: skip
-    assert case_of(x, plain) == expected
+def test_a_weight_says_how_it_is_stored():
     codes = torch.zeros(24, 300).to(torch.float8_e4m3fn)
-    fp8 = expected._replace(form=FP8_BLOCK, dynamic=True, scale=torch.float32, nbytes=7200)
-    assert case_of(x, Fp8Weight(codes, torch.ones(1, 3), dynamic=True)) == fp8
-    channel = fp8._replace(form=FP8_CHANNEL, dynamic=False, scale=torch.bfloat16)
-    assert case_of(x, Fp8Weight(codes, torch.ones(24, 1, dtype=torch.bfloat16))) == channel
-    stack = torch.zeros(5, 24, 300, dtype=torch.bfloat16)
-    assert case_of(x, stack) == expected._replace(nbytes=5 * 14400)
+    assert form_of(torch.zeros(24, 300)) == (FLOAT, False)
+    assert form_of(Fp8Weight(codes, torch.ones(1, 3), dynamic=True)) == (FP8_BLOCK, True)
+    assert form_of(Fp8Weight(codes, torch.ones(24, 1))) == (FP8_CHANNEL, False)
 
 
 @pytest.mark.parametrize(
@@ -353,8 +367,6 @@ def test_linear_runs_what_the_table_names(rows, stored, kernel, interpreter):
     if stored != "float":
         scale = torch.ones(20, 1) if stored == "channel" else torch.ones(1, 2)
         w = Fp8Weight(w.to(torch.float8_e4m3fn), scale, dynamic=stored == "dynamic")
-    assert choose(dispatch.PRODUCT, case_of(x, w)).kernel == entry_point(kernel)
+    case = Product(use_triton(x), rows, x.dtype, *form_of(w))
+    assert dispatch.PRODUCT.choose(case).kernel == entry_point(kernel)
     assert torch.equal(linear(x, w), kernel(x, w))
-    assert choose(dispatch.PRODUCT, case_of(x, w)._replace(gpu=False)).kernel == entry_point(
-        linear_reference
-    )
