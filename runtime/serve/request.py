@@ -1,4 +1,4 @@
-"""What is asked of a model: a prompt, and how many tokens shall follow it.
+"""A request: a prompt, how many tokens shall follow it, and the tokens generated so far.
 
 The host knows a request's tokens one step late: while the last ones are on their way, `computed`
 is ahead of `ids`.

@@ -210,9 +210,9 @@ def test_the_report_is_plain_json(pair):
 
 def test_progress_names_every_layer(pair):
     source, artifact, ids = pair
-    said = []
-    compare_logits(*opened(source, artifact), ids, **ON_CPU, progress=said.append)
-    assert said == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
+    messages = []
+    compare_logits(*opened(source, artifact), ids, **ON_CPU, progress=messages.append)
+    assert messages == ["layer 1 of 3", "layer 2 of 3", "layer 3 of 3"]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,12 @@ def hooked(folder: Path, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_every_linear_of_the_bundled_model_has_the_sums_of_transformers():
     texts = some_texts(2048, 90, 2, 33)
-    found, theirs = collect(open_checkpoint(NANO), texts), hooked(NANO, texts)
+    imatrix, theirs = collect(open_checkpoint(NANO), texts), hooked(NANO, texts)
     theirs["embed_tokens"] = theirs.pop("lm_head")
-    assert {name for name in found.sums if not name.startswith("mtp.")} == set(theirs)
+    assert {name for name in imatrix.sums if not name.startswith("mtp.")} == set(theirs)
     for name, sums in theirs.items():
-        torch.testing.assert_close(found.sums[name], sums, **CLOSE, msg=name)
-        assert found.counts[name] == found.tokens == 125, name
+        torch.testing.assert_close(imatrix.sums[name], sums, **CLOSE, msg=name)
+        assert imatrix.counts[name] == imatrix.tokens == 125, name
 
 
 @pytest.fixture(scope="module", params=["ragged", "blocky", "same"])
@@ -72,45 +72,45 @@ def moe(request, tmp_path_factory):
 def test_what_is_beside_the_experts_has_the_sums_of_transformers(moe):
     folder, config = moe
     texts = some_texts(config["vocab_size"], 40, 21)
-    found, theirs = collect(open_checkpoint(folder), texts), hooked(folder, texts)
+    imatrix, theirs = collect(open_checkpoint(folder), texts), hooked(folder, texts)
     assert any("shared_expert.down_proj" in name for name in theirs)
     for name, sums in theirs.items():
-        torch.testing.assert_close(found.sums[name], sums, **CLOSE, msg=name)
+        torch.testing.assert_close(imatrix.sums[name], sums, **CLOSE, msg=name)
 
 
 def test_the_experts_of_a_layer_share_its_tokens_k_times(moe):
     folder, config = moe
-    found = collect(open_checkpoint(folder), some_texts(config["vocab_size"], 40, 21))
+    imatrix = collect(open_checkpoint(folder), some_texts(config["vocab_size"], 40, 21))
     experts = range(config["num_experts"])
-    counts = [found.counts[f"layers.2.mlp.experts.{e}.up_proj"] for e in experts]
+    counts = [imatrix.counts[f"layers.2.mlp.experts.{e}.up_proj"] for e in experts]
     assert sum(counts) == 61 * config["num_experts_per_tok"]
-    through = sum(found.sums[f"layers.2.mlp.experts.{e}.up_proj"] for e in experts)
-    whole = found.sums["layers.2.mlp.gate"] * config["num_experts_per_tok"]
+    through = sum(imatrix.sums[f"layers.2.mlp.experts.{e}.up_proj"] for e in experts)
+    whole = imatrix.sums["layers.2.mlp.gate"] * config["num_experts_per_tok"]
     torch.testing.assert_close(through, whole)
 
 
 def test_experts_without_tokens_are_reported_and_sum_to_zero(moe):
     folder, config = moe
-    found = collect(open_checkpoint(folder), some_texts(config["vocab_size"], 2))
-    assert found.unseen, "2 tokens reach 4 experts at most, and here often the same"
-    for name in found.unseen:
-        assert found.counts[f"{name}.down_proj"] == 0
-        assert found.sums[f"{name}.down_proj"].shape == (config["moe_intermediate_size"],)
-        assert not found.sums[f"{name}.down_proj"].any()
+    imatrix = collect(open_checkpoint(folder), some_texts(config["vocab_size"], 2))
+    assert imatrix.unseen, "2 tokens reach 4 experts at most, and here often the same"
+    for name in imatrix.unseen:
+        assert imatrix.counts[f"{name}.down_proj"] == 0
+        assert imatrix.sums[f"{name}.down_proj"].shape == (config["moe_intermediate_size"],)
+        assert not imatrix.sums[f"{name}.down_proj"].any()
 
 
 def test_the_mtp_head_sees_the_next_token_and_the_normed_state(tmp_path):
     config = hub_config()
     folder = write_checkpoint(tmp_path, config, make_weights(config))
     checkpoint, texts = open_checkpoint(folder), some_texts(256, 30, 11)
-    found = collect(checkpoint, texts)
+    imatrix = collect(checkpoint, texts)
     loader = Loader(checkpoint, torch.device("cpu"), torch.float32)
     following = loader.tensor("embed_tokens")[torch.cat([ids[1:] for ids in texts])]
     weight, eps = loader.tensor("mtp.pre_fc_norm_embedding"), checkpoint.config.eps
     embedding = final_norm(following, None, weight, eps).double().square().sum(0)
     size = config["text_config"]["hidden_size"]
-    torch.testing.assert_close(found.sums["mtp.fc"][:size], embedding)
-    assert found.counts["mtp.fc"] == found.counts["mtp.layers.0.mlp.down_proj"] == 39
+    torch.testing.assert_close(imatrix.sums["mtp.fc"][:size], embedding)
+    assert imatrix.counts["mtp.fc"] == imatrix.counts["mtp.layers.0.mlp.down_proj"] == 39
 
 
 def test_texts_do_not_see_each_other_and_groups_change_nothing(monkeypatch):
@@ -141,12 +141,12 @@ def test_the_number_of_cores_does_not_matter(moe):
 
 
 def test_stacked_rows_follow_the_files_names_and_order():
-    found = Imatrix(3)
+    imatrix = Imatrix(3)
     for name, value in (("e.1.up", 2.0), ("e.0.up", 1.0), ("out", 3.0)):
-        found.observe([name], torch.tensor([[value, 0.0, 0.5]]))
+        imatrix.observe([name], torch.tensor([[value, 0.0, 0.5]]))
     places = {"e.0.up": ("up_exps", 0), "e.1.up": ("up_exps", 1), "out": ("ssm_out", None)}
     swapped = torch.tensor([2, 0, 1])
-    stacked = found.stacked(places.__getitem__, lambda n: swapped if n == "out" else None)
+    stacked = imatrix.stacked(places.__getitem__, lambda n: swapped if n == "out" else None)
     assert stacked["up_exps"][0].tolist() == [[1.0, 0.0, 0.25], [4.0, 0.0, 0.25]]
     assert stacked["up_exps"][1].tolist() == [1.0, 1.0]
     assert stacked["ssm_out"][0].tolist() == [[0.25, 9.0, 0.0]]

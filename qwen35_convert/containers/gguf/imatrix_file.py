@@ -71,15 +71,15 @@ def make_imatrix(
     check_out_files(out, (), checkpoint.read_files(), overwrite=overwrite)
     parts = chunks_of(checkpoint, text, chunks)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = collect(checkpoint, parts, device=device, progress=progress)
+    sums = collect(checkpoint, parts, device=device, progress=progress)
     layers = len(checkpoint.config.layer_types)
-    stacked = found.stacked(
+    stacked = sums.stacked(
         lambda name: gguf_name(_hub(checkpoint, name), layers),
         lambda name: column_order(checkpoint, name),
     )
     dataset = "qwen35's own" if text == DEFAULT else Path(text).name
     _write(out, stacked, dataset, len(parts))
-    return ImatrixReport(out, len(stacked), found.tokens, len(parts), found.unseen)
+    return ImatrixReport(out, len(stacked), sums.tokens, len(parts), sums.unseen)
 
 
 def chunks_of(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:

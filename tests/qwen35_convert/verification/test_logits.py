@@ -285,5 +285,7 @@ def test_a_text_that_is_none_is_refused(nano, tmp_path, content):
 
 def test_the_report_holds_the_logits_as_json(tmp_path, nano, text):
     api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
-    found = json.loads(json.dumps(verify(nano, tmp_path / "out", text).as_dict()))["logits"]
-    assert {"kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens"} <= set(found)
+    report = json.loads(json.dumps(verify(nano, tmp_path / "out", text).as_dict()))
+    assert {"kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens"} <= set(
+        report["logits"]
+    )

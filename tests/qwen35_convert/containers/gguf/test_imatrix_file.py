@@ -42,16 +42,16 @@ def test_the_file_is_laid_out_as_llama_cpp_s(file):
     kv = GgufFile(file).kv
     assert kv["general.type"].value == "imatrix"
     assert kv["imatrix.chunk_count"].value == 2
-    found = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
-    names = {name.removesuffix(".in_sum2") for name in found if name.endswith(".in_sum2")}
-    assert {name + ".counts" for name in names} == set(found) - {n + ".in_sum2" for n in names}
+    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    names = {name.removesuffix(".in_sum2") for name in stored if name.endswith(".in_sum2")}
+    assert {name + ".counts" for name in names} == set(stored) - {n + ".in_sum2" for n in names}
     assert {
         "blk.0.ssm_out.weight",
         "blk.3.attn_q.weight",
         "token_embd.weight",
         "blk.4.nextn.eh_proj.weight",
     } <= names
-    assert found["blk.0.attn_qkv.weight.counts"].tolist() == [[1024.0]]
+    assert stored["blk.0.attn_qkv.weight.counts"].tolist() == [[1024.0]]
 
 
 def test_columns_of_out_proj_are_tiled_as_its_weight_is(tmp_path):
@@ -65,9 +65,9 @@ def test_columns_of_out_proj_are_tiled_as_its_weight_is(tmp_path):
 
 def test_sums_are_those_of_the_runtime(file):
     checkpoint = open_checkpoint(NANO)
-    found = collect(checkpoint, chunks_of(checkpoint, "default", 2))
+    imatrix = collect(checkpoint, chunks_of(checkpoint, "default", 2))
     stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
-    ours = found.sums["layers.1.mlp.down_proj"].float().numpy()
+    ours = imatrix.sums["layers.1.mlp.down_proj"].float().numpy()
     assert np.array_equal(stored["blk.1.ffn_down.weight.in_sum2"].reshape(-1), ours)
 
 
