@@ -201,6 +201,8 @@ def test_a_failed_artifact_is_not_replaced_while_it_is_the_source(tmp_path, nano
         (["verify.min_top1=1.01"], "verify.min_top1: Input should be less than or equal to 1"),
         (["verify.min_top1=-0.1"], "verify.min_top1"),
         (["verify.min_top1=.nan"], "verify.min_top1"),
+        (["verify.max_kl=9e999"], "verify.max_kl"),
+        (["verify.max_kl=much"], "verify.max_kl: Input should be a valid number"),
         (["verify.max_kl=0.1", "verify.text=/no/such/text"], "text /no/such/text cannot be read"),
     ],
 )
