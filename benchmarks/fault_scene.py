@@ -206,7 +206,7 @@ class Scene:
         api.convert(
             self.sources[form.source],
             out,
-            read_recipe(recipe),
+            read_recipe(recipe, form.settings if form.code else ()),  # imports what a gate needs
             options=api.RunOptions(workers=1, overwrite=True),
         )
 
