@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -62,6 +63,7 @@ def test_what_fails_its_gate_is_kept_aside_with_the_verdict(tmp_path, nano, text
     assert found["raised"] == "raised from tensors: verify.max_kl is stated"
     assert found["thresholds"] == {"max_kl": 1e-9, "min_top1": None, "why": "stated"}
     assert found["measured"]["kl_mean"] > 1e-4
+    assert found["text_sha256"] == hashlib.sha256(Path(text).read_bytes()).hexdigest()
     (failure,) = found["failures"]
     assert failure["problem"].startswith("mean KL is")
     assert done.report is not None
@@ -146,6 +148,7 @@ def test_measured_values_are_rounded_to_what_equal_machines_agree_on():
         "ppl_artifact": float("inf"),
         "tokens": 123456,
         "limits": {},
+        "text_sha256": "",
     }
     measured = verdict(Report("logits", {}, [], {}, [], None, logits))["measured"]
     assert measured == {
