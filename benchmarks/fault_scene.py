@@ -57,7 +57,7 @@ class Output:
 
 
 SHARDED = ("export.max_shard_size=400KB",)
-GATE = ("verify.max_kl=0", f"verify.text={__file__}")
+GATE = ("verify.max_kl=0", f"verify.text={NANO / 'chat_template.jinja'}")
 FORMATS = {
     "folder": Output("out", "fp8-block", "out", SHARDED),
     "folder over another": Output("out", "fp8-block", "out", SHARDED, old="bf16-split"),
@@ -206,7 +206,7 @@ class Scene:
         api.convert(
             self.sources[form.source],
             out,
-            read_recipe(recipe),
+            read_recipe(recipe, form.settings if form.code else ()),  # imports what a gate needs
             options=api.RunOptions(workers=1, overwrite=True),
         )
 

@@ -122,6 +122,14 @@ class Verify(_Part):
     max_kl: float | None = Field(default=None, ge=0)
     min_top1: float | None = Field(default=None, ge=0, le=1)
 
+    @field_validator("max_kl", "min_top1", mode="before")
+    @classmethod
+    def _exponent(cls, value: object) -> object:
+        """Take 1e-3 for a number; YAML 1.1 takes it for text, for want of a point."""
+        if isinstance(value, str) and re.fullmatch(r"\d{1,4}e[+-]?\d{1,3}", value, re.ASCII):
+            return float(value)
+        return value
+
 
 class BenchSweep(_Part):
     """What `bench` times of the artifact: prompts of these lengths, batches of these sizes."""

@@ -38,14 +38,18 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
 
 
+def text_path(text: str) -> Path:
+    """Return the file of a text; `default` is the bundled one."""
+    return DEFAULT_TEXT if text == DEFAULT else Path(text)
+
+
 def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     """Return the tokens of a text file (`default`: the bundled one), at least 2.
 
     RecipeError if the text cannot be read or is too short.
     """
-    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
     try:
-        content = path.read_text(encoding="utf-8")
+        content = text_path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"text {text} cannot be read: {error}") from None
     ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids

@@ -17,9 +17,10 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.text.tokens import DEFAULT, TOKENIZER, text_ids
+from qwen35_convert.text.tokens import DEFAULT, TOKENIZER, text_ids, text_path
 from qwen35_convert.verification.limits import Limits, limits_of
 from qwen35_convert.verification.logits_cache import LogitsCache
+from qwen35_convert.write.receipt import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,8 @@ def check_logits(
         progress=progress,
     )
     limits = limits_of(artifact, check.max_kl, check.min_top1)
-    measured = report.as_dict() | {"limits": limits.as_dict()}
+    digest = sha256_file(text_path(check.text))
+    measured = report.as_dict() | {"text_sha256": digest, "limits": limits.as_dict()}
     return measured, list(_shortfalls(measured, limits))
 
 

@@ -18,13 +18,14 @@ MAX_FAILURES = 20
 
 
 def verdict(report: Report) -> dict[str, Any]:
-    """Return level, thresholds, what was measured, and what is wrong (at most 20 lines)."""
+    """Return level, thresholds, what was measured on which text, and at most 20 failures."""
     logits = report.logits
     failures = [{"tensor": f.tensor, "problem": f.problem} for f in report.failures]
     return {
         "level": report.level,
         "raised": report.raised,
         "thresholds": logits["limits"] if logits else None,
+        "text_sha256": logits["text_sha256"] if logits else None,
         "measured": {key: _rounded(logits[key]) for key in MEASURED} if logits else None,
         "passed": report.passed,
         "failures": failures[:MAX_FAILURES],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from formats.errors import FormatError
@@ -139,3 +140,20 @@ def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
     assert "MTP" in done.stderr
     assert done.stdout == ""
     assert json.loads((tmp_path / "out" / "config.json").read_text())["mtp_num_hidden_layers"] == 0
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_an_artifact_that_computes_nan_ends_with_an_error(tmp_path, nano, speculate):
+    out = tmp_path / "out"
+    api.convert(nano, out, "bf16-split", api.RunOptions(verify=False))
+    weights = load_file(out / "model.safetensors")
+    weights["model.layers.1.input_layernorm.weight"][5] = torch.nan
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    command = [sys.executable, "-m", "qwen35_convert.cli", "run", str(out), "--prompt", PROMPT]
+    command += ["--speculate"] if speculate else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("qwen35: the logits of generated token 1 are NaN or infinite\n")
+    assert "qwen35 verify" in done.stderr
+    assert done.stdout == ""
+    assert any("layers.1.input_layernorm" in f.tensor for f in api.verify(out).failures)

@@ -153,12 +153,12 @@ def test_nan_meets_no_threshold_and_its_layer_is_named(tmp_path, nano, text):
 
 
 def test_nan_on_both_sides_agrees_with_nothing(tmp_path, nano, text):
-    weights = load_file(nano / "model.safetensors")
-    weights["model.language_model.norm.weight"][3] = torch.nan
-    source = write_checkpoint(
-        tmp_path / "in", json.loads((nano / "config.json").read_text()), weights
-    )
-    shutil.copy(nano / "tokenizer.json", source)
+    def spoil(weights):
+        weights["model.norm.weight"][3] = torch.nan
+
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", spoil)
+    source = tmp_path / "out"
     report = verify(source, source, text)
     assert report.logits is not None
     assert report.logits["top1"] == 0
@@ -168,6 +168,7 @@ def test_nan_on_both_sides_agrees_with_nothing(tmp_path, nano, text):
 def test_logits_that_cannot_be_measured_are_a_failure(tmp_path, nano, text):
     api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
     damage(tmp_path / "out", lambda weights: weights.pop("model.norm.weight"))
+    (tmp_path / "out" / "model.safetensors.index.json").unlink(missing_ok=True)
     report = verify(nano, tmp_path / "out", text)
     assert ("logits", "were not measured: the artifact has problems") in {
         (f.tensor, f.problem) for f in report.failures

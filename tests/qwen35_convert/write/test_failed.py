@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -62,6 +63,7 @@ def test_what_fails_its_gate_is_kept_aside_with_the_verdict(tmp_path, nano, text
     assert found["raised"] == "raised from tensors: verify.max_kl is stated"
     assert found["thresholds"] == {"max_kl": 1e-9, "min_top1": None, "why": "stated"}
     assert found["measured"]["kl_mean"] > 1e-4
+    assert found["text_sha256"] == hashlib.sha256(Path(text).read_bytes()).hexdigest()
     (failure,) = found["failures"]
     assert failure["problem"].startswith("mean KL is")
     assert done.report is not None
@@ -146,6 +148,7 @@ def test_measured_values_are_rounded_to_what_equal_machines_agree_on():
         "ppl_artifact": float("inf"),
         "tokens": 123456,
         "limits": {},
+        "text_sha256": "",
     }
     measured = verdict(Report("logits", {}, [], {}, [], None, logits))["measured"]
     assert measured == {
@@ -201,6 +204,8 @@ def test_a_failed_artifact_is_not_replaced_while_it_is_the_source(tmp_path, nano
         (["verify.min_top1=1.01"], "verify.min_top1: Input should be less than or equal to 1"),
         (["verify.min_top1=-0.1"], "verify.min_top1"),
         (["verify.min_top1=.nan"], "verify.min_top1"),
+        (["verify.max_kl=9e999"], "verify.max_kl"),
+        (["verify.max_kl=much"], "verify.max_kl: Input should be a valid number"),
         (["verify.max_kl=0.1", "verify.text=/no/such/text"], "text /no/such/text cannot be read"),
     ],
 )
