@@ -180,7 +180,11 @@ class Usual:
     row_multiple: int = 1
     looked_up: bool = False
     inspected: bool = True
-    bounded: bool = True
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `compare` can tell right rows from wrong ones."""
+        return True
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its blocks, and of weights by themselves."""

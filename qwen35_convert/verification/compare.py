@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_DIAGNOSED = 1 << 27
+UNPROVEN = "no bound is known of its type: it is unproven"
 SAME = 0.1  # relative RMS below which two weights are the same one, whatever its scheme
 
 
@@ -65,7 +66,8 @@ def compare_atom(
         error = Error()
     else:
         error = pair.error(importance)
-        faults = pair.ours.scheme.judge(error)
+        scheme = pair.ours.scheme
+        faults = scheme.judge(error) if scheme.bounded else [UNPROVEN, *scheme.judge(error)]
     failures: tuple[Failure, ...] = ()
     if faults:
         failures = (Failure(atom.stored, diagnose(artifact, source, name, faults)),)
