@@ -21,12 +21,13 @@ from formats.errors import FormatError
 from formats.json_file import read_object
 from formats.safetensors.folder import MAX_NAME
 from quant.measure import Error
-from quant.stored import open_value
+from quant.stored import open_value, scheme_of
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.verification.diagnose import explain, wrong_source
 from qwen35_convert.verification.logits import (
     MEASURED_ONLY,
     LogitsCheck,
@@ -101,18 +102,22 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
     container = container_of(opened)
     failures = [] if checks.partial else list(container.census(opened))
     compared: list[Compared] = []
-    logits = None
+    logits, comparable = None, not opened.layout.problems
     if checks.level == "logits":
         source = need_source(source)
     if checks.level != "structure":
         failures += _receipt_failures(opened, checks.workers)
         failures += _defects(opened)
         failures += container.beside(opened, source)
-        if source:
+        other = wrong_source(opened, source) if source else None
+        if other:
+            failures.append(other)
+            comparable = False
+        elif source:
             failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)
-            failures += [failure for atom in compared for failure in atom.failures]
-    if checks.level == "logits" and source and not opened.layout.problems:
+            failures += explain(opened, source, compared)
+    if checks.level == "logits" and source and comparable:
         logits, shortfalls = check_logits(opened, source, checks.logits, checks.progress)
         failures += shortfalls
     return Report(
@@ -151,6 +156,7 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in artifact.infos().values()),
         "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
         "schemes": dict(Counter(atom.scheme for atom in atoms)),
+        "unproven": sorted({atom.scheme for atom in atoms if not scheme_of(atom).bounded}),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
     }
@@ -208,14 +214,16 @@ def _defects(artifact: Checkpoint) -> Iterator[Failure]:
 
 
 def _line(compared: Compared) -> dict[str, Any]:
-    line = {
+    line: dict[str, Any] = {
         "name": compared.name,
         "stored": compared.stored,
         "role": compared.role,
         "scheme": compared.scheme,
     }
+    if compared.unproven:
+        line["unproven"] = True
     if not compared.error.count:
-        return line | {"identical": not compared.failures}
+        return line | {"identical": not compared.faults}
     return line | compared.error.as_dict()
 
 
