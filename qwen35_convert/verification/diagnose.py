@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
+from math import isclose
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.failure import Failure
@@ -37,6 +38,28 @@ def wrong_source(artifact: Checkpoint, source: Checkpoint) -> Failure | None:
         if not key.startswith("v") and theirs.sizes.get(key, size) != size
     ]
     return Failure("source", f"the artifact has {', '.join(odd)}") if odd else None
+
+
+def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+    """Yield what a model computes otherwise with the artifact's config than with the source's."""
+    ours, theirs = artifact.config, source.config
+    if ours.layer_types != theirs.layer_types:
+        odd = zip(ours.layer_types, theirs.layer_types, strict=True)
+        layer, pair = next((i, pair) for i, pair in enumerate(odd) if pair[0] != pair[1])
+        yield Failure("config", f"layer {layer} is {pair[0]}, in the source {pair[1]}")
+    numbers = {
+        "rms_norm_eps": (ours.eps, theirs.eps),
+        "rope_theta": (ours.rope.theta, theirs.rope.theta),
+        "partial_rotary_factor": (ours.rope.partial, theirs.rope.partial),
+    }
+    for name, (mine, its) in numbers.items():
+        # GGUF has them in float32
+        if not isclose(mine, its, rel_tol=1e-6):
+            yield Failure("config", f"{name} is {mine:g}, the source has {its:g}")
+    sections = ours.rope.sections, theirs.rope.sections
+    if all(sections) and sections[0] != sections[1]:
+        one, two = map(list, sections)
+        yield Failure("config", f"mrope_section is {one}, the source has {two}")
 
 
 def _field(where: str) -> str:

@@ -89,7 +89,8 @@ def _as_tiled(order: Tensor, role: str, sizes: Mapping[str, int], axis: int) -> 
 
     for op in ops_to_gguf(role, sizes) if "NV" in sizes else ():
         if isinstance(op, Tile) and op.axis == axis:
-            for tile, said in ((op, "tiled, as GGUF has them"), (op.inverse(), "not tiled back")):
-                if torch.equal(tile.order(), order):
-                    return f"value heads are {said}"
+            if torch.equal(op.order(), order):
+                return "value heads are tiled, as GGUF has them"
+            if torch.equal(op.inverse().order(), order):
+                return "value heads were not tiled, but are read as if they were"
     return None

@@ -27,7 +27,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
-from qwen35_convert.verification.diagnose import explain, wrong_source
+from qwen35_convert.verification.diagnose import config_differences, explain, wrong_source
 from qwen35_convert.verification.logits import (
     MEASURED_ONLY,
     LogitsCheck,
@@ -114,6 +114,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
             failures.append(other)
             comparable = False
         elif source:
+            failures += config_differences(opened, source)
             failures += () if checks.partial else missing_atoms(opened, source)
             compared = _compare_all(opened, source, checks)
             failures += explain(opened, source, compared)
@@ -159,6 +160,7 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "unproven": sorted({atom.scheme for atom in atoms if not scheme_of(atom).bounded}),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
+        "notes": artifact.layout.notes,
     }
 
 

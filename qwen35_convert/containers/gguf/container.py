@@ -11,7 +11,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, open_gguf, whole_path
 from formats.gguf.file import GgufFile
-from quant.measure import same_bits
+from quant.measure import same_bits, within
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
 from qwen35_convert.containers.gguf.expected import make_gguf_plan
@@ -106,8 +106,7 @@ class GgufFiles:
         slack = ROLES[ours.atom.role].gguf_slack
         if slack is None:
             return same_bits(left, right.to(left.dtype))
-        gap, size = (left.double() - right.double()).abs(), right.double().abs()
-        return bool((gap <= slack[0] + slack[1] * size).all())
+        return within(left, right, slack)
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
         """Judge the vision file, if there is one."""

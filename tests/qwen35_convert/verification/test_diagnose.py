@@ -13,7 +13,7 @@ from formats.gguf.file import GgufFile
 from qwen35_convert import api
 from qwen35_convert.recipe import build_recipe, read_recipe
 from tests.checkpoints import dense, hub_config, make_weights, moe, write_checkpoint
-from tests.qwen35_convert.verification.test_verify import damage
+from tests.qwen35_convert.verification.test_verify import damage, edit_config
 
 NO_PROOF = api.RunOptions(verify=False)
 QKV = "model.layers.0.linear_attn.in_proj_qkv.weight"
@@ -168,7 +168,9 @@ def experts(tmp_path_factory, nano_path):
     from tests.qwen35_convert.containers.gguf.test_convert_gguf import made
 
     folder = tmp_path_factory.mktemp("experts")
-    source = made(folder / "in", nano_path, moe=True, hidden_size=256, moe_intermediate_size=256)
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+    source = made(folder / "in", nano_path, moe=True, **sizes, **heads)
     recipe = build_recipe(
         {"name": "q4", "quantize": {"scheme": "q4_k_m"}, "export": {"format": "gguf"}}
     )
@@ -214,22 +216,12 @@ def test_one_damaged_expert_of_a_stack_is_named(experts, tmp_path):
 
 def test_heads_that_are_not_tiled_are_told(experts, tmp_path):
     source, path = experts
-    config = load_config(source)
-    heads, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    width = config["linear_value_head_dim"]
     name = "blk.0.attn_gate.weight"
-    tile = Tile(heads, values // heads, width)
-    assert values > heads
-    out = rewritten(path, tmp_path, name, lambda rows: rows[tile.inverse().order()])
-    if heads > 1:
-        (said,) = failures(source, out)
-        assert "value heads are not tiled" in said
-
-
-def load_config(source):
-    import json
-
-    return json.loads((source / "config.json").read_text())["text_config"]
+    tiled = Tile(2, 3, 64)
+    (said,) = failures(
+        source, rewritten(path, tmp_path, name, lambda rows: rows[tiled.inverse().order()])
+    )
+    assert "value heads were not tiled, but are read as if they were" in said
 
 
 def test_gguf_s_order_of_heads_in_a_folder_is_told(tmp_path):
@@ -250,3 +242,20 @@ def test_gguf_s_order_of_heads_in_a_folder_is_told(tmp_path):
             line.startswith(name) and "tiled, as GGUF has them" in line
             for line in failures(source, out)
         )
+
+
+def test_a_config_that_computes_otherwise_is_named_before_the_tensors(plain, tmp_path):
+    def lie(config):
+        config["rms_norm_eps"] = 1e-5
+        config["rope_parameters"] |= {"rope_theta": 10000, "mrope_section": [1, 1, 2]}
+
+    source, good = plain
+    out = shutil.copytree(good, tmp_path / "out")
+    damage(out, lambda w: w[QKV].neg_())
+    edit_config(out, lie)
+    assert failures(source, out) == [
+        "config rms_norm_eps is 1e-05, the source has 1e-06",
+        "config rope_theta is 10000, the source has 1e+07",
+        "config mrope_section is [1, 1, 2], the source has [2, 1, 1]",
+        f"{QKV} is the source with its sign flipped",
+    ]
