@@ -164,6 +164,12 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
 
 
+def within(left: Tensor, right: Tensor, slack: tuple[float, float]) -> bool:
+    """Whether two tensors differ nowhere by more than slack: absolute, and relative to `right`."""
+    gap, size = (left.double() - right.double()).abs(), right.double().abs()
+    return bool((gap <= slack[0] + slack[1] * size).all())
+
+
 def _larger(a: float, b: float) -> float:
     """Return the larger, a NaN if there is one: `max` would lose it."""
     return a if isnan(a) or a > b else b

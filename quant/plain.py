@@ -63,6 +63,12 @@ class Plain(Usual):
         """Return the values as they are stored."""
         return rows[VALUES]
 
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far the values are from the weight."""
+        from quant.measure import measure
+
+        return measure(w_NK, rows[VALUES])
+
     def compare(
         self,
         w_NK: Tensor,

@@ -124,6 +124,10 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """
         ...
 
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far rows, as for `decode`, are from the weight; nothing is judged."""
+        ...
+
     @property
     def bounded(self) -> bool:
         """Whether `compare` can tell right rows from wrong ones; if not, they stay unproven."""
@@ -180,7 +184,11 @@ class Usual:
     row_multiple: int = 1
     looked_up: bool = False
     inspected: bool = True
-    bounded: bool = True
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `compare` can tell right rows from wrong ones."""
+        return True
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its blocks, and of weights by themselves."""

@@ -8,7 +8,8 @@ Floats are compared as they are written: one that went through float32 is not th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import isclose
 from typing import Any
 
 MOST = 5
@@ -16,15 +17,17 @@ MAX_SHOWN = 80
 ABSENT = object()
 
 
-def differences(got: Any, expected: Any, path: str = "") -> Iterator[str]:
+def differences(
+    got: Any, expected: Any, path: str = "", equal: Callable[[Any, Any], bool] | None = None
+) -> Iterator[str]:
     """Yield one sentence for each field that is not as expected; numbers of one value are equal."""
     if isinstance(got, dict) and isinstance(expected, dict):
         for key in dict.fromkeys((*expected, *got)):
             inner = f"{path}.{key}" if path else str(key)
-            yield from differences(got.get(key, ABSENT), expected.get(key, ABSENT), inner)
+            yield from differences(got.get(key, ABSENT), expected.get(key, ABSENT), inner, equal)
     elif isinstance(got, list) and isinstance(expected, list):
-        yield from _of_lists(got, expected, path)
-    elif not same(got, expected):
+        yield from _of_lists(got, expected, path, equal)
+    elif not (equal or same)(got, expected):
         yield f"{path} is {_shown(got)}, expected {_shown(expected)}"
 
 
@@ -33,9 +36,18 @@ def same(got: Any, expected: Any) -> bool:
     return isinstance(got, bool) == isinstance(expected, bool) and bool(got == expected)
 
 
-def _of_lists(got: list[Any], expected: list[Any], path: str) -> Iterator[str]:
+def near(got: Any, expected: Any) -> bool:
+    """Whether two plain values are equal but for a rounding to float32."""
+    if isinstance(got, float) and isinstance(expected, float | int):
+        return isclose(got, expected, rel_tol=2.0**-23)
+    return same(got, expected)
+
+
+def _of_lists(
+    got: list[Any], expected: list[Any], path: str, equal: Callable[[Any, Any], bool] | None
+) -> Iterator[str]:
     for i, pair in enumerate(zip(got, expected, strict=False)):
-        yield from differences(*pair, f"{path}[{i}]")
+        yield from differences(*pair, f"{path}[{i}]", equal)
     if len(got) != len(expected):
         yield f"{path} has {len(got)} entries, expected {len(expected)}"
 

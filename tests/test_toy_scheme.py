@@ -67,11 +67,14 @@ class Toy(Usual):
     def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
         return rows["codes"].float() * rows["scale"] * rows["global_scale"]
 
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        return measure(w_NK, self.decode(rows))
+
     def compare(
         self, w: Tensor, rows: Mapping[str, Tensor], importance: Tensor | None = None, *,
         weighed: bool = False,
     ) -> Error:  # fmt: skip
-        error = measure(w, self.decode(rows))
+        error = self.measure(w, rows)
         step = rows["scale"] * rows["global_scale"]
         # half a step, and what float32 loses of 127 steps
         error.outside = int(((w.float() - self.decode(rows)).abs() > step * 0.5001).sum())

@@ -154,11 +154,16 @@ class Fp8(Usual):
         weighed: bool = False,
     ) -> Error:
         """Return how far codes * scale are from the weight, and which blocks are wrong."""
+        codes, error = rows[CODES], self.measure(w_NK, rows)
+        if error.count and isfinite(error.sum_sq_error):
+            self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
+        return error
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far codes * scale are from the weight."""
         codes = rows[CODES]
         scale = self.scale_of_rows(rows[SCALE], len(codes))
         error: Error = _arithmetic(w_NK).compare(w_NK, codes, scale, self._row_block(codes))
-        if error.count and isfinite(error.sum_sq_error):
-            self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
         return error
 
     def judge(self, error: Error) -> list[str]:

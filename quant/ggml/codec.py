@@ -115,7 +115,7 @@ def encode(
     assert blocks.shape == shape, f"room of {list(blocks.shape)} for blocks of {list(shape)}"
     assert blocks.is_contiguous(), "blocks would be written to a copy"
     weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
-    if blocks.numel() and not _encode(name, _bits(w_NK), weights, blocks.numpy()):
+    if blocks.numel() and not _encode(name, bits(w_NK), weights, blocks.numpy()):
         _refuse(name, w_NK)
     return blocks
 
@@ -166,7 +166,7 @@ def outside(
     row_bytes(name, w_NK.shape[1])
     weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
     decoded = decoded_NK.detach().float().contiguous().numpy()
-    return bounds.outside(name, _bits(w_NK), decoded, weights) if decoded.size else 0
+    return bounds.outside(name, bits(w_NK), decoded, weights) if decoded.size else 0
 
 
 def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]) -> bool:
@@ -223,14 +223,14 @@ def _decode_by_gguf(name: str, data: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def _bits(w_NK: Tensor) -> NDArray[Any]:
+def bits(w_NK: Tensor) -> NDArray[Any]:
     """Return the bits as unsigned integers, float32's for float16."""
     import torch
 
     halves = w_NK.dtype == torch.bfloat16
     x = w_NK.detach() if halves else w_NK.detach().float()
-    bits: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
-    return bits
+    words: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
+    return words
 
 
 def _importance(name: str, importance: Tensor, columns: int) -> NDArray[Any] | None:

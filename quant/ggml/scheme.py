@@ -6,7 +6,8 @@ a weight is cast, not kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from formats.stored import Problem, StoredWeight
@@ -97,22 +98,49 @@ class Ggml(Usual):
         *,
         weighed: bool = False,
     ) -> Error:
-        """Return how far the blocks are from the weight.
+        """Return how far the blocks are from the weight, and which super-blocks are wrong.
 
-        Encoded with an importance that is not known, a weight is outside if its error is half of
-        itself, which no rounding makes it and any wrong order of rows or columns does.
+        Of a type without an encoder of ours, a weight is outside if its error is half of itself,
+        which no rounding makes it and any wrong order of rows or columns does.
         """
         from quant.measure import measure
 
         decoded, columns = self.decode(rows).float(), w_NK.shape[-1]
         error = measure(w_NK, decoded)
-        unknown = weighed and importance is None and self.type not in codec.UNWEIGHTED
-        if self.type not in codec.WRITABLE or unknown:
+        if not self.bounded:
             error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
-        else:
-            both = w_NK.reshape(-1, columns), decoded.reshape(-1, columns)
-            error.outside = codec.outside(self.type, *both, importance=importance)
+            return error
+        flat = w_NK.reshape(-1, columns), decoded.reshape(-1, columns)
+        unknown = weighed and importance is None and self.type not in codec.UNWEIGHTED
+        if not unknown:
+            error.outside = codec.outside(self.type, *flat, importance=importance)
+        searched = self.type in codec.K_QUANTS or self.type in ("IQ4_NL", "IQ4_XS")
+        if (searched or unknown) and error.count and isfinite(error.sum_sq_error):
+            from quant.ggml.judge import judge_rows
+
+            blocks = rows[BLOCKS].reshape(len(flat[0]), -1)
+            parts = flat[0], blocks, flat[1]
+            judge_rows(error, self.type, parts, importance, known=not unknown)
         return error
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far the decoded blocks are from the weight."""
+        from quant.measure import measure
+
+        return measure(w_NK, self.decode(rows).float())
+
+    @property
+    def bounded(self) -> bool:
+        """Whether we have an encoder of this type."""
+        return self.type in codec.WRITABLE
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its super-blocks, and a gain or a bias of the whole."""
+        from quant.ggml import judge
+
+        trends = [] if self.plain or not self.bounded else judge.find_trends(error)
+        faults = super(Ggml, self).judge(replace(error, faults=judge.whole_faults(error)))
+        return [*faults, *trends]
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return values that are not finite: a scale that is NaN spreads over its block."""

@@ -12,6 +12,7 @@ from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.verification.compare import Compared
+from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, read_receipt
@@ -66,7 +67,10 @@ class Proof:
 
     @staticmethod
     def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
-        """Read the receipt, and expect what it promises."""
+        """Read the receipt, and expect what it promises; a source of another model is set aside."""
+        other = wrong_source(artifact, source) if source is not None else None
+        if other is not None:
+            return Proof(artifact, None, checks, failures=[other])
         proof = Proof(artifact, source, checks, expected=checks.expected)
         if proof.expected is None:
             receipt = read_receipt(artifact)

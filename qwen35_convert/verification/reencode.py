@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from formats.checkpoint import Checkpoint
 from quant.measure import Error
 from quant.stored import CHUNK_BYTES, each_row, open_value
 from qwen35_convert.containers.registry import container_of
-from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.items import Effort, Preparation, Worker, as_bytes, make_worker
 from qwen35_convert.run.threads import each
@@ -98,7 +97,7 @@ class Again:
     progress: Callable[[str], None]
 
     def run(self) -> list[Compared]:
-        """Return every atom with its error; a failure names what differs.
+        """Return every atom with its error; a fault says what differs.
 
         A tensor that is missing or short is left to the comparison of headers.
         """
@@ -125,29 +124,26 @@ class Again:
         return sorted(self.plan.items, key=lambda i: self.source.position(i.atom.stored))
 
     def _judged(self, item: Item, result: _Result) -> Compared:
-        wrong = {name: mismatch for name, mismatch in result.wrong.items() if mismatch.count}
         atom = self.artifact.layout.atoms.get(item.atom.name)
         stored = atom.stored if atom else item.outputs[0].name
+        faults = tuple(self._faults(item, result)) if result.wrong else ()
         line = item.atom.name, stored, item.atom.role, item.scheme.name
-        if not wrong:
-            return Compared(*line, result.error, ())
-        return Compared(*line, result.error, tuple(self._failures(item, wrong)))
+        return Compared(*line, result.error, faults)
 
-    def _failures(self, item: Item, wrong: Mapping[str, Mismatch]) -> Iterator[Failure]:
-        """Say what a tensor holds instead, or at least where it differs."""
-        if item.atom.name in self.artifact.layout.atoms:
-            importance = self.plan.importance.get(item.atom.name)
-            compared = compare_atom(self.artifact, self.source, item.atom.name, importance)
-            if compared.failures:
-                yield from compared.failures
+    def _faults(self, item: Item, result: _Result) -> Iterator[str]:
+        """Say what is wrong with the values; if they could be right, where the bytes differ."""
+        name = item.atom.name
+        if name in self.artifact.layout.atoms and name in self.source.layout.atoms:
+            importance = self.plan.importance.get(name)
+            faults = compare_atom(self.artifact, self.source, name, importance).faults
+            if faults:
+                yield from faults
                 return
-        sizes = {output.name: output for output in item.outputs}
-        for name, mismatch in wrong.items():
-            nbytes = sizes[name].nbytes
-            yield Failure(
-                name,
-                f"is not what the recipe makes of {item.atom.stored}: {mismatch.count} of "
-                f"{nbytes} bytes differ, the first at byte {mismatch.first}",
+        sizes = {output.name: output.nbytes for output in item.outputs}
+        for output, mismatch in result.wrong.items():
+            yield (
+                f"is not what the recipe makes of the source: {mismatch.count} of {sizes[output]} "
+                f"bytes of {output} differ, the first at byte {mismatch.first}"
             )
 
 
@@ -166,8 +162,7 @@ def _chunks(
         parts = worker.encode(item, w, prepared)
         if scheme.label is not None:
             rows = each_row(scheme, parts, tuple(w.shape))
-            importance = worker.importance.get(item.atom.name)
-            result.error += scheme.compare(w, rows, importance)
+            result.error += scheme.measure(w, rows)
         encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
         yield encoded
         for output, _, data in encoded:

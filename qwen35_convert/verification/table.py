@@ -15,6 +15,7 @@ from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
 from qwen35_convert.verification.logits import check_logits
 from qwen35_convert.verification.proof import Proof
@@ -109,8 +110,7 @@ def _again(proof: Proof) -> Iterator[Failure]:
     checks = proof.checks
     again = Again(proof.expected, proof.source, proof.artifact, checks.workers, checks.progress)
     proof.compared = again.run()
-    for atom in proof.compared:
-        yield from atom.failures
+    yield from explain(proof.artifact, proof.source, proof.compared)
 
 
 def _values(proof: Proof) -> Iterator[Failure]:
@@ -130,8 +130,7 @@ def _values(proof: Proof) -> Iterator[Failure]:
     order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
     by_name = dict(zip(order, each(one, order, checks.workers), strict=True))
     proof.compared = [by_name[name] for name in names]
-    for atom in proof.compared:
-        yield from atom.failures
+    yield from explain(artifact, source, proof.compared)
 
 
 def _logits(proof: Proof) -> Iterator[Failure]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from quant.measure import Error
+from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.levels import LEVELS, need_source
@@ -93,20 +94,24 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in artifact.infos().values()),
         "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
         "schemes": dict(Counter(atom.scheme for atom in atoms)),
+        "unproven": sorted({atom.scheme for atom in atoms if not scheme_of(atom).bounded}),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
+        "notes": artifact.layout.notes,
     }
 
 
 def _line(compared: Compared) -> dict[str, Any]:
-    line = {
+    line: dict[str, Any] = {
         "name": compared.name,
         "stored": compared.stored,
         "role": compared.role,
         "scheme": compared.scheme,
     }
+    if compared.unproven:
+        line["unproven"] = True
     if not compared.error.count:
-        return line | {"identical": not compared.failures}
+        return line | {"identical": not compared.faults}
     return line | compared.error.as_dict()
 
 

@@ -11,7 +11,7 @@ from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, open_gguf, whole_path
 from formats.gguf.file import SHARD, GgufFile
-from quant.measure import same_bits
+from quant.measure import same_bits, within
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
 from qwen35_convert.containers.gguf.differences import config_differences, header_differences
@@ -107,8 +107,7 @@ class GgufFiles:
         slack = ROLES[ours.atom.role].gguf_slack
         if slack is None:
             return same_bits(left, right.to(left.dtype))
-        gap, size = (left.double() - right.double()).abs(), right.double().abs()
-        return bool((gap <= slack[0] + slack[1] * size).all())
+        return within(left, right, slack)
 
     def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
         """Return the parts, and the vision file if there is one."""

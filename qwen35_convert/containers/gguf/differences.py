@@ -18,7 +18,7 @@ from formats.gguf.header import parse_header
 from formats.gguf.metadata import text_metadata
 from formats.gguf.tokenizer import tokenizer_metadata
 from qwen35_convert.containers.gguf.mmproj import read_generation
-from qwen35_convert.difference import ABSENT, differences, first
+from qwen35_convert.difference import ABSENT, differences, first, near
 from qwen35_convert.failure import Failure
 
 # Keys that say where a file came from; nothing is computed from them.
@@ -43,7 +43,8 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
 def _by_key(got: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     """Compare values by whole keys, which hold dots of their own."""
     for key in dict.fromkeys((*expected, *got)):
-        yield from first(differences(got.get(key, ABSENT), expected.get(key, ABSENT), key), 3)
+        pair = got.get(key, ABSENT), expected.get(key, ABSENT)
+        yield from first(differences(*pair, key, near), 3)
 
 
 def _plain(kv: Mapping[str, Kv]) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
+from formats.family.names import normalise
 from formats.family.roles import ROLES
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.folder import INDEX
 from quant.registry import SCHEMES
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
-from qwen35_convert.containers.safetensors.ignore_rules import ENGINES
+from qwen35_convert.containers.safetensors.engine_fields import field_failures
+from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, listed_modules
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.failure import Failure
 
@@ -34,6 +36,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     failures = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
     for check in (
         _config_block,
+        field_failures,
         _listed,
         _part_names,
         _protected,
@@ -43,12 +46,6 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     ):
         failures += check(artifact)
     return failures
-
-
-def _entries(artifact: Checkpoint) -> list[str]:
-    block = artifact.config.quantization or {}
-    listed = block.get("modules_to_not_convert", block.get("ignore")) or []
-    return [entry for entry in listed if isinstance(entry, str)]
 
 
 def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
@@ -63,7 +60,7 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
     """Compare the list of unquantised modules with the tensors, as each engine would."""
     if artifact.config.quantization is None:
         return
-    entries = _entries(artifact)
+    entries = listed_modules(artifact.config.quantization)
     for module, quantized in _modules(artifact).items():
         for engine, leaves in ENGINES.items():
             if leaves(module, entries) == quantized:
@@ -74,7 +71,8 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
     stored = {module_of(name) for name in artifact.infos()}
     stored |= {module_of(atom.weight) for atom in artifact.layout.atoms.values()}
     for entry in entries:
-        if not entry.startswith("re:") and not _names_something(entry, stored, artifact):
+        named = _names_something(entry, stored, artifact) or _names_what_is_gone(entry, artifact)
+        if not entry.startswith("re:") and not named:
             yield Failure(entry, "is listed as unquantised, but no such module is stored")
 
 
@@ -82,6 +80,12 @@ def _names_something(entry: str, stored: set[str], artifact: Checkpoint) -> bool
     if entry.rsplit(".", 1)[-1] in FUSED_MODULES or (entry == "lm_head" and artifact.layout.tied):
         return True
     return entry in stored or any(s.startswith(entry + ".") for s in stored)
+
+
+def _names_what_is_gone(entry: str, artifact: Checkpoint) -> bool:
+    """Whether an entry names vision or MTP, which were dropped as a whole: it harms nobody."""
+    head, form = normalise(entry).split(".", 1)[0], artifact.layout.form
+    return (head == "visual" and not form.vision) or (head == "mtp" and not form.mtp_layers)
 
 
 def _modules(artifact: Checkpoint) -> dict[str, bool]:
@@ -107,7 +111,7 @@ def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
             continue
         scheme = SCHEMES.get(atom.scheme, scheme_of(atom))
         if official and scheme.config_block([]) is None:
-            yield Failure(atom.stored, f"is {atom.scheme}, but config.json says 128x128 blocks")
+            continue  # engines read one scale for a tensor under either name
         named = scheme if official else scheme.beside_others()
         for part, name in zip(named.parts(atom.weight, (1, 1)), atom.parts, strict=True):
             if part.info.name != name:
@@ -134,7 +138,9 @@ def _groups(artifact: Checkpoint) -> Iterator[Failure]:
 
 def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
     config, layout = artifact.config, artifact.layout
-    if layout.form.mtp_layers != config.mtp_layers:
+    # A config that promises an MTP head which is gone as a whole is a note of the layout: every
+    # model that transformers saved is one.
+    if layout.form.mtp_layers not in (0, config.mtp_layers):
         yield Failure(
             "config.json",
             f"mtp_num_hidden_layers is {config.mtp_layers}, "
@@ -162,8 +168,9 @@ def _index(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(INDEX, stray)
     for name, file in artifact.files.items():
         assert isinstance(file, SafetensorsFile), "only safetensors have an index"
-        if file.header.metadata.get("format") != "pt":
-            yield Failure(name, "has no metadata format: pt, which transformers asks for")
+        said = file.header.metadata.get("format", "pt")
+        if said != "pt":
+            yield Failure(name, f"has metadata format: {said}, expected pt")
     path = artifact.folder / INDEX
     if path.is_file():
         total: Any = json.loads(path.read_bytes()).get("metadata", {}).get("total_size")

@@ -17,7 +17,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.safetensors.folder import CONFIG
-from qwen35_convert.difference import ABSENT, differences, first, of_file, same
+from qwen35_convert.difference import ABSENT, differences, first, near, of_file
 from qwen35_convert.failure import Failure
 
 # Of config.json, what other checks judge by the tensors, or what no engine obeys.
@@ -82,7 +82,7 @@ def _resolved(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
         "rms_norm_eps": (ours.eps, theirs.eps),
     }
     for field, (got, expected) in pairs.items():
-        yield from first(differences(got, expected, field))
+        yield from first(differences(got, expected, field, near))
 
 
 def _stated(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
@@ -95,8 +95,7 @@ def _stated(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]
             continue
         if expected is ABSENT and key not in OBEYED:
             continue
-        if not same(got, expected):
-            yield from first(differences(got, expected, key))
+        yield from first(differences(got, expected, key, near))
 
 
 # Fields that change what is computed, or when a text ends; an artifact may not add one.
