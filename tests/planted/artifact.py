@@ -190,16 +190,20 @@ class Workshop:
         folder = self.convert(base, seed)
         return Artifact(base, folder, _entry(base, folder), self.model(base.model, seed), self)
 
+    def place(self, base: Base, folder: Path, seed: int = 35) -> Artifact:
+        """Return a copy of a base, to be changed, in a new folder."""
+        shutil.copytree(self.convert(base, seed), folder, copy_function=os.link)
+        return Artifact(base, folder, _entry(base, folder), self.model(base.model, seed), self)
+
     @contextmanager
-    def copy(self, base: Base, seed: int = 35) -> Iterator[Artifact]:
-        """Give a copy of a base, to be changed, and remove it afterwards."""
+    def room(self) -> Iterator[Path]:
+        """Give the path of a folder that is not there yet, and remove the folder afterwards."""
         self.count += 1
         folder = self.folder / f"copy-{self.count}"
-        shutil.copytree(self.convert(base, seed), folder, copy_function=os.link)
         try:
-            yield Artifact(base, folder, _entry(base, folder), self.model(base.model, seed), self)
+            yield folder
         finally:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _entry(base: Base, folder: Path) -> Path:

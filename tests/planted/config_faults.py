@@ -119,6 +119,11 @@ def _other_class(config: dict[str, Any], _: dict[str, Any]) -> None:
     config["architectures"] = ["Qwen3_5ForCausalLM" if dense else "Qwen3_5MoeForCausalLM"]
 
 
+def _other_type(config: dict[str, Any], text: dict[str, Any]) -> None:
+    dense = "moe" in text["model_type"]
+    text["model_type"] = "qwen3_5_text" if dense else "qwen3_5_moe_text"
+
+
 # name: (field that must be named, change)
 TEXT: dict[str, tuple[str, Change]] = {
     "rope-theta-10000": ("rope_theta", put("rope_parameters.rope_theta", 10000)),
@@ -164,8 +169,8 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "rope-theta-missing": ("rope_theta", _without("rope_theta")),
     "rope-parameters-missing": ("rope_parameters|rope_theta", gone("rope_parameters")),
     "rope-type-linear": ("rope_type", put("rope_parameters.rope_type", "linear")),
-    "model-type-of-experts": (
-        "model_type|num_experts|qwen3_5_moe_text", root("model_type", "qwen3_5_moe_text")),
+    "model-type-of-the-other-kind": ("model_type|num_experts|intermediate_size", _other_type),
+    "model_type|num_experts|qwen3_5_moe_text", root("model_type", "qwen3_5_moe_text")),
     "yarn-in-rope-parameters": (
         "rope_type|factor", lambda _, text: text["rope_parameters"].update(YARN)),
     "no-output-gate": ("attn_output_gate", put("attn_output_gate", False)),

@@ -99,8 +99,10 @@ def verify(path: Path, source: Path, level: str = TENSORS) -> Outcome:
 
 def try_case(workshop: Workshop, case: Case, level: str | None = None) -> Result:
     """Plant a fault into a copy of its base and verify that at the fault's level."""
-    with workshop.copy(case.base) as artifact:
+    with workshop.room() as folder:
+        artifact = workshop.place(case.base, folder)
         names = case.fault.plant(artifact)
+        assert changed(artifact), f"{case.id} changes nothing"
         if case.receipt == REMOVED:
             artifact.strip()
         elif case.receipt == FORGED:
@@ -109,14 +111,14 @@ def try_case(workshop: Workshop, case: Case, level: str | None = None) -> Result
     return Result(case, outcome, (names,) if isinstance(names, str) else names)
 
 
-def in_folders(base: Base) -> bool:
-    """Whether a base is a folder."""
-    return not base.gguf
-
-
-def in_gguf(base: Base) -> bool:
-    """Whether a base is a GGUF file, or several."""
-    return base.gguf
+def changed(artifact: Artifact) -> bool:
+    """Whether any file of an artifact differs from its base's."""
+    base = artifact.workshop.open(artifact.base)
+    files = [{path.name: path for path in a.receipt.parent.iterdir()} for a in (artifact, base)]
+    return files[0].keys() != files[1].keys() or any(
+        not path.samefile(files[1][name]) and path.read_bytes() != files[1][name].read_bytes()
+        for name, path in files[0].items()
+    )
 
 
 def in_outputs(*outputs: str) -> Where:

@@ -39,9 +39,11 @@ def cases() -> Iterator[Fault]:
     for key in MISSING:
         yield Fault("metadata", f"missing-{key}", _remover(key), HOMES, STRUCTURE, UNOPENED)
     for name, pair in ADDED.items():
-        yield Fault("metadata", f"added-{name}", _adder(pair), HOMES, STRUCTURE)
+        yield Fault("metadata", f"added-{name}", _adder(pair), HOMES, STRUCTURE, UNOPENED)
     for name, pair in ADDED_TO_EXPERTS.items():
         yield Fault("metadata", f"added-{name}", _adder(pair), MOE, STRUCTURE)
+    key = "tokenizer.ggml.add_bos_token"
+    yield Fault("metadata", f"missing-{key}", _remover(key), HOMES, STRUCTURE, receipts=(FORGED,))
     yield Fault("metadata", "groups-with-the-same-product", _groups, HOMES, STRUCTURE, UNOPENED)
     yield Fault("metadata", "kind-of-a-key", _recast, HOMES, STRUCTURE, UNOPENED)
 
@@ -60,7 +62,7 @@ def _fault(
             pair = tensors.pairs()[at]
             value = list(pair.value) if isinstance(pair.value, list) else pair.value
             tensors.pairs()[at] = replace(pair, value=change(value))
-        return pair.key
+        return pair.key if codes == NAMED else key.removeprefix(".")
 
     return Fault("metadata", name, plant, where, STRUCTURE, codes, receipts)
 
@@ -105,7 +107,7 @@ def _groups(artifact: Artifact) -> str:
         pairs[count] = replace(pairs[count], value=2 if more else pairs[count].value // 2)
         pairs[width] = replace(pairs[width], value=pairs[width].value // 2 if more
                                else 2 * pairs[width].value)  # fmt: skip
-        return f"{pairs[count].key}|{pairs[width].key}"
+        return f"ssm.group_count|ssm.state_size"
 
 
 def to(value: Any) -> Change:
@@ -143,10 +145,8 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "rope-width-half": (".rope.dimension_count", lambda n: n // 2),
     "rope-width-all": (".rope.dimension_count", lambda n: 4 * n),
     "rope-sections-rotated": (".rope.dimension_sections", lambda s: [*s[1:3], s[0], s[3]]),
-    "rope-sections-zero": (".rope.dimension_sections", lambda s: [0, 0, 0, 0]),
     "rope-sections-text": (".rope.dimension_sections", lambda s: [sum(s), 0, 0, 0]),
     "eps-1e-5": (".attention.layer_norm_rms_epsilon", to(1e-5)),
-    "eps-0": (".attention.layer_norm_rms_epsilon", to(0.0)),
     "context": (".context_length", to(1024)),
     "interval": (".full_attention_interval", lambda n: n + 1),
     "end-token": ("tokenizer.ggml.eos_token_id", lambda n: n - 1),
@@ -170,6 +170,8 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "type-of-an-adapter": ("general.type", to("adapter")),
 }  # fmt: skip
 UNREADABLE: dict[str, tuple[str, Change]] = {
+    "rope-sections-zero": (".rope.dimension_sections", lambda s: [0, 0, 0, 0]),
+    "eps-0": (".attention.layer_norm_rms_epsilon", to(0.0)),
     "layer-kinds": (".attention.recurrent_layers", _flip_layers),
     "layer-kinds-reversed": (".attention.recurrent_layers", lambda v: [*v[:-1][::-1], v[-1]]),
     "heads": (".attention.head_count", lambda n: 2 * n),
@@ -208,7 +210,7 @@ MISSING = (
     ".attention.layer_norm_rms_epsilon", ".ssm.state_size", ".nextn_predict_layers",
     "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.tokens",
     "tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.chat_template",
-    "tokenizer.ggml.add_bos_token", "general.architecture", ".attention.key_length",
+    "general.architecture", ".attention.key_length",
 )  # fmt: skip
 ADDED = {
     "rope-scaling": Kv("{arch}.rope.scaling.factor", "float32", 4.0),

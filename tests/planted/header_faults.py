@@ -63,6 +63,10 @@ def cases() -> Iterator[Fault]:
         yield _fault(f"type-{name}", plant, FILES)
     for name, plant in SHAPES.items():
         yield _fault(f"shape-{name}", plant, HOMES)
+    for name, dtype in (("scale-in-f16", torch.float16), ("scale-in-f32", torch.float32)):
+        plant = _scale_in(dtype, "F16" if dtype == torch.float16 else "F32")
+        yield _fault(f"type-{name}", plant, FP8, receipts=(FORGED,))
+    yield _fault("type-scale-called-f16", _call_scale_f16, FP8, TENSORS)
     yield _fault("a-linear-left-in-bf16", _dequantise, FP8)
     yield _fault("order-of-tensors", _reorder, HOMES, receipts=(FORGED,))
     yield _fault("two-names-exchanged", _rename, HOMES, TENSORS)
@@ -162,7 +166,7 @@ EXTRA = {
     "input-scale": ("input_scale", entry("model.layers.0.mlp.up_proj.input_scale", "F32", 1)),
     "packed": ("weight_packed", entry("model.layers.0.mlp.up_proj.weight_packed", "U8", 4, 4)),
     "head": ("score.weight", entry("score.weight", "BF16", 2, 128)),
-    "second-mtp": ("mtp.layers.1.input_layernorm",
+    "second-mtp": ("mtp.layers.1",
                    entry("mtp.layers.1.input_layernorm.weight", "BF16", 128)),
 }  # fmt: skip
 EXTRA_OF_FILES = {
@@ -212,6 +216,13 @@ def _relabel(pick: Callable[[Tensors], Entry], dtype: str) -> Plant:
     return plant
 
 
+def _call_scale_f16(tensors: Tensors) -> str:
+    scale = tensors.scale(_up(tensors))
+    assert scale is not None, "the weight is not quantised"
+    scale.info = replace(scale.info, dtype="F16")
+    return tensors.stored(_up(tensors))
+
+
 def _scale_in(dtype: torch.dtype, name: str) -> Plant:
     def plant(tensors: Tensors) -> str:
         scale = tensors.scale(_up(tensors))
@@ -237,9 +248,7 @@ SCALES: dict[str, Plant] = {
     "codes-called-integers": _relabel(lambda t: t.at(_up(t)), "I8"),
     "codes-called-bytes": _relabel(lambda t: t.at(_up(t)), "U8"),
     "codes-called-e5m2": _relabel(lambda t: t.at(_up(t)), "F8_E5M2"),
-    "scale-in-f16": _scale_in(torch.float16, "F16"),
     "scale-in-f64": _scale_in(torch.float64, "F64"),
-    "scale-called-f16": _relabel(lambda t: t.scale(_up(t)), "F16"),
 }  # fmt: skip
 TYPES_OF_FILES: dict[str, Plant] = {
     "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
@@ -269,7 +278,7 @@ def _shorter(hub: str) -> Plant:
         rows = one.info.shape[0] // 2
         one.info = replace(one.info, shape=(rows, *one.info.shape[1:]))
         one.data = one.data[: len(one.data) // 2]
-        return one.info.name
+        return f"{one.info.name}|the embedding has" if "embed" in hub else one.info.name
 
     return plant
 

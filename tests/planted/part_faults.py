@@ -95,7 +95,7 @@ def _copy_tensor(artifact: Artifact) -> str:
     copied.data[:] = 0
     files[2].entries = _sorted(files[2].entries | {name: copied})
     artifact.write(files[2].path.name, files[2].content())
-    return name
+    return f"{name}|split.tensors.count"
 
 
 def _move_tensor(artifact: Artifact) -> str:

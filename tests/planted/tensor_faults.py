@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quant.fp8.reference import dequantize_channel, quantize_channel
-from tests.planted.artifact import Artifact, Base
+from tests.planted.artifact import Artifact, Base, find_base
 from tests.planted.edit import Tensors, editing, reading
-from tests.planted.fault import BOTH, FORGED, Fault, Names, Where, in_outputs
+from tests.planted.fault import BOTH, FORGED, Fault, Names, Where
 
 Change = Callable[[Tensor], Tensor]
 Plant = Callable[[Tensors], Names]
@@ -356,25 +356,31 @@ def noisy(relative: float) -> Change:
 def _other_values() -> Iterator[Fault]:
     """Yield what a right encoder made of wrong values."""
     homes = _among(HOMES)
-    exact = lambda base: homes(base) and base.output not in SEARCHED  # noqa: E731
-    searched = lambda base: homes(base) and base.output in SEARCHED  # noqa: E731
+    exact = _among(tuple(name for name in HOMES if not name.endswith(SEARCHED)))
+    searched = _among(tuple(name for name in HOMES if name.endswith(SEARCHED)))
+    fp8 = _among(tuple(name for name in HOMES if "fp8" in name or "mixed" in name))
+    finer = _among(tuple(n for n in HOMES if not n.endswith(SEARCHED) and not fp8(find_base(n))))
     for name, how in (
         ("through-fp8", through_fp8),
         ("through-int4", through_int4),
         ("noise-of-5-per-cent", noisy(0.05)),
     ):
         yield _fault("source", name, _from_source(how), homes)
-    for name, how in (
-        ("noise-of-1-per-mille", noisy(0.001)),
-        ("one-per-cent-less", lambda v: 0.99 * v),
-    ):
-        yield _fault("source", name, _from_source(how), exact)
-        yield _fault("source", f"{name}-searched", _from_source(how), searched, (FORGED,))
+    less, little = _from_source(lambda v: 0.99 * v), _from_source(noisy(0.001))
+    yield _fault("source", "one-per-cent-less", less, exact)
+    yield _fault("source", "one-per-cent-less-searched", less, searched, (FORGED,))
+    yield _fault("source", "noise-of-1-per-mille", little, finer)
+    for where in (fp8, searched):
+        yield _fault("source", "noise-of-1-per-mille-in-few-bits", little, where, (FORGED,))
+    yield _fault("source", "a-fine-tune", partial(_fine_tune, ending=""), homes)
+    linears = partial(_fine_tune, ending="_proj.weight")
+    yield _fault("source", "a-merged-adapter", linears, exact)
+    yield _fault("source", "a-merged-adapter-searched", linears, searched, (FORGED,))
 
 
 def _layers() -> Iterator[Fault]:
     """Yield whole layers and models in the wrong place."""
-    two = lambda base: base.id in HOMES and not base.moe  # noqa: E731
+    two = _among(tuple(name for name in HOMES if not name.startswith("moe")))
     for name, plant in (
         ("two-layers", partial(_swap_layers, part="")),
         ("two-mixers", partial(_swap_layers, part="linear_attn.")),
@@ -389,8 +395,6 @@ def _layers() -> Iterator[Fault]:
         ("the-embedding-of-another-model", "embed_tokens."),
     ):
         yield _fault("layers", name, partial(_transplant, prefix=prefix), seeded)
-    fine = in_outputs("bf16-split", "bf16")
-    yield _fault("layers", "a-fine-tune", _fine_tune, fine)
 
 
 def hub_names(tensors: Tensors, prefix: str) -> list[str]:
@@ -419,7 +423,8 @@ def _transplant(tensors: Tensors, prefix: str) -> Names:
     return tuple(dict.fromkeys(found))
 
 
-def _fine_tune(tensors: Tensors) -> Names:
-    names = hub_names(tensors, "layers.")
-    weights = [name for name in names if name.endswith("_proj.weight")]
-    return tuple({tensors.store(name, noisy(0.001)(tensors.values(name))) for name in weights})
+def _fine_tune(tensors: Tensors, ending: str) -> Names:
+    """Change every weight of the layers a little; one at least is to be named."""
+    names = [name for name in hub_names(tensors, "layers.") if name.endswith(ending)]
+    changed = {tensors.store(name, noisy(0.001)(original(tensors, name))) for name in names}
+    return "|".join(sorted(changed))

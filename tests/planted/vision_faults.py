@@ -27,7 +27,7 @@ from tests.planted.fault import (
 
 FILE = "mmproj-model.gguf"
 BESIDE = in_bases("nano-mmproj", "wide-mmproj-bf16")
-HUB = in_bases("nano-fp8-block-hub", "moe-fp8-block-hub")
+HUB = in_bases("moe-fp8-block-hub")
 Entries = dict[str, Entry]
 
 
@@ -41,6 +41,9 @@ def cases() -> Iterator[Fault]:
         yield _fault(f"key-added-{name}", partial(_add, pair=pair), STRUCTURE)
     for name, change in TENSORS_OF_FILES.items():
         yield _fault(f"tensor-{name}", partial(_change, change=change), TENSORS)
+    for name, change in OF_TRAINED.items():
+        plant = partial(_change, change=change)
+        yield _fault(f"tensor-{name}", plant, TENSORS, where=in_bases("wide-mmproj-bf16"))
     for name, change in HEADERS.items():
         yield _fault(f"tensor-{name}", partial(_change, change=change), STRUCTURE, UNOPENED)
     yield _fault("cut", _cut, STRUCTURE, UNOPENED)
@@ -194,7 +197,6 @@ def zeroed(name: str) -> Callable[[Entries], Names]:
 
 TENSORS_OF_FILES: dict[str, Callable[[Entries], Names]] = {
     "frames-swapped": swap("v.patch_embd.weight", "v.patch_embd.weight.1"),
-    "norms-swapped": swap("v.blk.0.ln1.weight", "v.blk.0.ln2.weight"),
     "norm-and-bias-swapped": swap("v.post_ln.weight", "v.post_ln.bias"),
     "a-bit-of-a-norm": bit("v.blk.0.ln2.weight"),
     "a-bit-of-a-bias": bit("v.blk.0.attn_qkv.bias"),
@@ -202,11 +204,15 @@ TENSORS_OF_FILES: dict[str, Callable[[Entries], Names]] = {
     "positions-rolled": values("v.position_embd.weight", lambda v: v.roll(1, 0)),
     "patch-turned": values("v.patch_embd.weight", lambda v: v.transpose(-1, -2)),
     "channels-turned": values("v.patch_embd.weight", lambda v: v.flip(1)),
-    "bias-zeroed": values("v.blk.0.ffn_up.bias", torch.zeros_like),
     "norm-plus-one": values("v.blk.0.ln1.weight", lambda v: v + 1),
     "nan": values("v.blk.0.attn_out.bias", lambda v: v * float("nan")),
     "weight-half-zero": zeroed("v.blk.0.attn_qkv.weight"),
     "merger-half-zero": zeroed("mm.2.weight"),
+}  # fmt: skip
+# The bundled model has a vision tower whose norms are ones and whose biases are zeros.
+OF_TRAINED: dict[str, Callable[[Entries], Names]] = {
+    "norms-swapped": swap("v.blk.0.ln1.weight", "v.blk.0.ln2.weight"),
+    "bias-zeroed": values("v.blk.0.ffn_up.bias", torch.zeros_like),
     "query-and-value-swapped": values("v.blk.0.attn_qkv.bias", lambda v: torch.cat(
         v.chunk(3)[::-1])),
 }  # fmt: skip
