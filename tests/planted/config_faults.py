@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.planted.artifact import Artifact, Base
+from tests.planted.artifact import Artifact
 from tests.planted.fault import STRUCTURE, UNOPENED, Fault, Where, in_bases
 
 CONFIG = "config.json"
@@ -42,9 +42,7 @@ def cases() -> Iterator[Fault]:
         yield _fault(name, field, change, HUB)
 
 
-def _fault(
-    name: str, field: str, change: Change, where: Where = HOMES, **more: Any
-) -> Fault:
+def _fault(name: str, field: str, change: Change, where: Where = HOMES, **more: Any) -> Fault:
     def plant(artifact: Artifact) -> tuple[str, ...]:
         with artifact.json(CONFIG) as config:
             change(config, config.get("text_config", config))
@@ -170,7 +168,6 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "rope-parameters-missing": ("rope_parameters|rope_theta", gone("rope_parameters")),
     "rope-type-linear": ("rope_type", put("rope_parameters.rope_type", "linear")),
     "model-type-of-the-other-kind": ("model_type|num_experts|intermediate_size", _other_type),
-    "model_type|num_experts|qwen3_5_moe_text", root("model_type", "qwen3_5_moe_text")),
     "yarn-in-rope-parameters": (
         "rope_type|factor", lambda _, text: text["rope_parameters"].update(YARN)),
     "no-output-gate": ("attn_output_gate", put("attn_output_gate", False)),
@@ -235,4 +232,3 @@ NESTED: dict[str, tuple[str, Change]] = {
         "vision_end_token_id", lambda config, _: config.pop("vision_end_token_id")),
     "language-model-only": ("language_model_only", root("language_model_only", True)),
 }  # fmt: skip
-

@@ -23,7 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from formats.family.names import place
-from formats.gguf.file import GgufFile, build_header as gguf_header
+from formats.gguf.file import GgufFile
+from formats.gguf.file import build_header as gguf_header
 from formats.gguf.header import Kv
 from formats.gguf.names import gguf_name
 from formats.safetensors.file import TORCH_NAMES, build_header, torch_dtype

@@ -19,6 +19,9 @@ REMOVED, FORGED, AS_IT_IS = "removed", "forged", "as it is"
 BOTH = (REMOVED, FORGED)
 STRUCTURE, TENSORS = "structure", "tensors"
 NAMED, UNOPENED = (1,), (1, 3)
+CRASHED = -1
+CRASHES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
+           ValueError, AssertionError)  # fmt: skip
 ONE_WORKER = api.RunOptions(workers=1)
 Names = str | tuple[str, ...]
 Where = Callable[[Base], bool]
@@ -54,12 +57,14 @@ class Case:
     @property
     def id(self) -> str:
         """How tests and tables name it."""
-        return f"{self.fault.kind}-{self.fault.name}-{self.base.id}-{self.receipt}".replace(" ", "-")
+        return f"{self.fault.kind}-{self.fault.name}-{self.base.id}-{self.receipt}".replace(
+            " ", "-"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the command would exit with, and what it would print."""
+    """What the command would exit with (-1: a traceback), and what it would print."""
 
     code: int
     text: str
@@ -82,6 +87,8 @@ class Result:
         """Return "named", or what is wrong instead."""
         if self.outcome.code == 0:
             return "passes"
+        if self.outcome.code == CRASHED:
+            return "crashes"
         if self.outcome.code not in self.case.fault.codes:
             return f"exit code {self.outcome.code}"
         return "named" if self.outcome.names(self.wanted) else "not named"
@@ -93,6 +100,8 @@ def verify(path: Path, source: Path, level: str = TENSORS) -> Outcome:
         report = api.verify(path, source, level=level, options=ONE_WORKER)
     except Qwen35Error as error:
         return Outcome(error.exit_code, str(error))
+    except CRASHES as error:
+        return Outcome(CRASHED, f"{type(error).__name__}: {error}")
     text = "\n".join(f"{failure.tensor} {failure.problem}" for failure in report.failures)
     return Outcome(0 if report.passed else 1, text)
 

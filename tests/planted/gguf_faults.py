@@ -107,7 +107,7 @@ def _groups(artifact: Artifact) -> str:
         pairs[count] = replace(pairs[count], value=2 if more else pairs[count].value // 2)
         pairs[width] = replace(pairs[width], value=pairs[width].value // 2 if more
                                else 2 * pairs[width].value)  # fmt: skip
-        return f"ssm.group_count|ssm.state_size"
+        return "ssm.group_count|ssm.state_size"
 
 
 def to(value: Any) -> Change:

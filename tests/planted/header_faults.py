@@ -48,7 +48,9 @@ def cases() -> Iterator[Fault]:
     yield _fault("missing-expert", partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
                  SPLIT_EXPERTS)  # fmt: skip
     yield _fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
-    yield _fault("missing-mtp", _without_mtp, HOMES)
+    yield _fault("missing-mtp", _without_mtp, FILES)
+    # transformers saves a model so; engines that draft refuse it by themselves
+    yield _fault("missing-mtp", _without_mtp, FOLDERS, receipts=(FORGED,))
     yield _fault("missing-layer", _without_layer, HOMES)
     yield _fault("missing-scale", _without_scale, FP8)
     for name, (wanted, entry) in EXTRA.items():
@@ -93,7 +95,8 @@ def _fault(
 
 MISSING = (
     "mtp.norm.weight", "layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias",
-    "layers.1.post_attention_layernorm.weight", "norm.weight", "layers.0.linear_attn.in_proj_z.weight",
+    "layers.1.post_attention_layernorm.weight", "norm.weight",
+    "layers.0.linear_attn.in_proj_z.weight",
 )  # fmt: skip
 
 
@@ -241,7 +244,8 @@ TYPES: dict[str, Plant] = {
     "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
     "embedding-in-f16": _recast("embed_tokens.weight", torch.float16, "F16"),
     "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16, "F16"),
-    "bf16-bits-called-f16": _relabel(lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"),
+    "bf16-bits-called-f16": _relabel(
+        lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"),
     "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
 }  # fmt: skip
 SCALES: dict[str, Plant] = {
@@ -345,4 +349,3 @@ def _lengthen(artifact: Artifact) -> str:
     path = artifact.tensor_files()[0]
     artifact.write(path.name, path.read_bytes() + bytes(4096))
     return path.name
-

@@ -131,5 +131,3 @@ def _unnumber(artifact: Artifact, key: str) -> str:
     file.pairs = [pair for pair in file.pairs if pair.key != key]
     artifact.write(path.name, file.content())
     return key
-
-

@@ -28,7 +28,9 @@ def cases() -> Iterator[Fault]:
     for name, (wanted, change) in ONLY_BY_RECEIPT.items():
         yield _fault(name, wanted, change, _every, receipts=(FORGED,))
     yield Fault("quantization", "missing", _drop, _every, STRUCTURE)
-    yield Fault("quantization", "in-text-config-too", _twice, in_outputs("fp8-block-hub"), STRUCTURE)
+    yield Fault(
+        "quantization", "in-text-config-too", _twice, in_outputs("fp8-block-hub"), STRUCTURE
+    )
     yield Fault("quantization", "of-nothing", _invent, in_outputs("bf16-split"), STRUCTURE)
 
 
@@ -196,4 +198,3 @@ ONLY_BY_RECEIPT: dict[str, tuple[str, Change]] = {
     "list-without-head": ("lm_head", _without("lm_head")),
     "list-sorted": ("modules_to_not_convert|ignore", lambda block: entries(block).reverse()),
 }
-

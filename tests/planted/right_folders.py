@@ -48,7 +48,11 @@ def _encode_all(artifact: Artifact, how: Callable[[Tensor, Tensor], tuple[Tensor
         for hub in _quantised(tensors):
             codes, scale = tensors.at(hub), tensors.scale(hub)
             assert scale is not None, f"{hub} is quantised"
-            block = (128, 128) if scale.info.shape[0] != codes.info.shape[0] else (1, codes.info.shape[1])
+            block = (
+                (128, 128)
+                if scale.info.shape[0] != codes.info.shape[0]
+                else (1, codes.info.shape[1])
+            )
             w = original(tensors, hub)
             new_codes, new_scale = how(w, block_amax(w, block), block)
             codes.view().copy_(new_codes)
@@ -334,7 +338,9 @@ def _compress(workshop: Workshop, folder: Path, preset: str) -> tuple[Path, Path
     model = _load(source, "text")
     scheme = preset_name_to_scheme(preset, ["Linear"])
     ignore = ["lm_head", "re:.*in_proj_[ab]$"]
-    apply_quantization_config(model, QuantizationConfig(config_groups={preset: scheme}, ignore=ignore))
+    apply_quantization_config(
+        model, QuantizationConfig(config_groups={preset: scheme}, ignore=ignore)
+    )
     _set_scales(model)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
@@ -397,5 +403,3 @@ def _copy_sides(source: Path, out: Path) -> None:
     for path in source.iterdir():
         if path.suffix in (".json", ".jinja", ".txt") and path.name not in taken:
             shutil.copyfile(path, out / path.name)
-
-

@@ -15,7 +15,7 @@ from formats.safetensors.file import TORCH_NAMES
 from qwen35_convert import api
 from qwen35_convert.recipe import build_recipe
 from tests.planted.artifact import Artifact, Base, Workshop
-from tests.planted.edit import Entry, Tensors, TensorFile, editing, read_file, reading
+from tests.planted.edit import Entry, TensorFile, Tensors, editing, read_file, reading
 
 Change = Callable[[Artifact], object]
 Make = Callable[[Workshop, Path], tuple[Path, Path]]

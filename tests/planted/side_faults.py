@@ -1,4 +1,4 @@
-"""Faults beside the tensors: tokenizer, template, sampling, preprocessors, stray files, the index."""
+"""Faults beside the tensors: tokenizer, template, sampling, preprocessors, strays, the index."""
 
 from __future__ import annotations
 
@@ -283,4 +283,3 @@ def _metadata(artifact: Artifact, metadata: dict[str, str]) -> str:
     with editing(artifact) as tensors:
         tensors.files[0].metadata = metadata
     return tensors.files[0].path.name
-

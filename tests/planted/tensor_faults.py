@@ -1,4 +1,4 @@
-"""Faults in the values of tensors, encoded as they should be: the same in folders and GGUF files."""
+"""Faults in the values of tensors, encoded as they should be: in folders and GGUF files alike."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ SWAPS: dict[str, Plant] = {
     "query-and-key-norm": swap(attention("q_norm.weight"), attention("k_norm.weight")),
     "norms-of-mtp": swap(
         plain("mtp.pre_fc_norm_embedding.weight"), plain("mtp.pre_fc_norm_hidden.weight")),
-    "mtp-and-trunk": swap(attention("o_proj.weight"), plain("mtp.layers.0.self_attn.o_proj.weight")),
+    "mtp-and-trunk": swap(
+        attention("o_proj.weight"), plain("mtp.layers.0.self_attn.o_proj.weight")),
     "query-and-gate-apart": change(attention("q_proj.weight"), gate_apart),
     "rows-of-the-delta-input-rotated": change(delta("in_proj_qkv.weight"), halves),
     "value-heads-of-z": change(delta("in_proj_z.weight"), heads_reversed),
