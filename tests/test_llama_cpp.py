@@ -144,10 +144,15 @@ def test_it_predicts_what_we_predict_from_the_same_file(converted, ids, mix, mtp
 
 # composed (NFC): unlike the tokenizer of the hub, llama.cpp does not normalise
 STRANGE = (
-    "<|im_start|>user\nHi<|im_end|>\n", "  two  spaces\n\n\n\ttab\r\nend ", "x==y; //!? ...", "",
-    "don't I'LL we've 12345", "na\u00efve \u00dcber q\u0301 \u4f60\u597d\uff01",
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f44d\U0001f3fd", "\u202fnarrow\u3000wide\u00a0hard",
-)  # fmt: skip
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "  two  spaces\n\n\n\ttab\r\nend ",
+    "x==y; //!? ...",
+    "",
+    "don't I'LL we've 12345",
+    "na\u00efve \u00dcber q\u0301 \u4f60\u597d\uff01",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f44d\U0001f3fd",
+    "\u202fnarrow\u3000wide\u00a0hard",
+)
 
 
 @pytest.fixture(scope="module")

@@ -71,9 +71,13 @@ class Toy(Usual):
         return measure(w_NK, self.decode(rows))
 
     def compare(
-        self, w: Tensor, rows: Mapping[str, Tensor], importance: Tensor | None = None, *,
+        self,
+        w: Tensor,
+        rows: Mapping[str, Tensor],
+        importance: Tensor | None = None,
+        *,
         weighed: bool = False,
-    ) -> Error:  # fmt: skip
+    ) -> Error:
         error = self.measure(w, rows)
         step = rows["scale"] * rows["global_scale"]
         # half a step, and what float32 loses of 127 steps

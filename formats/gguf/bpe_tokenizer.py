@@ -22,10 +22,13 @@ from formats.json_file import parse_object
 
 # (field of the BPE model, values under which llama.cpp gives the same ids)
 PLAIN_MODEL: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("dropout", (None, 0, 0.0)), ("unk_token", (None,)), ("byte_fallback", (None, False)),
-    ("continuing_subword_prefix", (None, "")), ("end_of_word_suffix", (None, "")),
+    ("dropout", (None, 0, 0.0)),
+    ("unk_token", (None,)),
+    ("byte_fallback", (None, False)),
+    ("continuing_subword_prefix", (None, "")),
+    ("end_of_word_suffix", (None, "")),
     ("ignore_merges", (None, False)),
-)  # fmt: skip
+)
 SPACE = chr(ord(" ") + 256)  # as byte-level text has it
 PLAIN_ADDED = ("single_word", "lstrip", "rstrip")
 

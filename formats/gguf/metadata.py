@@ -42,10 +42,29 @@ SAMPLING = (
     ("mirostat_eta", "float32", ("mirostat_eta",)),
 )
 ABOUT = (
-    "name", "author", "version", "organization", "finetune", "basename", "description",
-    "quantized_by", "size_label", "license", "license.name", "license.link", "url", "doi", "uuid",
-    "repo_url", "source.url", "source.doi", "source.uuid", "source.repo_url", "tags", "languages",
-)  # fmt: skip
+    "name",
+    "author",
+    "version",
+    "organization",
+    "finetune",
+    "basename",
+    "description",
+    "quantized_by",
+    "size_label",
+    "license",
+    "license.name",
+    "license.link",
+    "url",
+    "doi",
+    "uuid",
+    "repo_url",
+    "source.url",
+    "source.doi",
+    "source.uuid",
+    "source.repo_url",
+    "tags",
+    "languages",
+)
 VERSION = re.compile(r"v\d+(\.\d+)*|\d.*")
 SECTIONS = [11, 11, 10, 0]
 CONTEXT = 32768  # of transformers' class

@@ -26,12 +26,26 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SIDE_FILES = (
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json",
-    "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "README.md", "merges.txt",
-    "preprocessor_config.json", "processor_config.json", "special_tokens_map.json",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "video_preprocessor_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+    "README.md",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
     "vocab.json",
-)  # fmt: skip
+)
 MAX_SIDE_BYTES = 128 << 20
 MAX_NAME = 255
 BLOCK = 128

@@ -46,9 +46,13 @@ MANY = "super-blocks have more than 1.75 times the error that our encoder leaves
 
 
 def judge_rows(
-    error: Error, name: str, rows: tuple[Tensor, Tensor, Tensor], importance: Tensor | None,
-    *, known: bool,
-) -> None:  # fmt: skip
+    error: Error,
+    name: str,
+    rows: tuple[Tensor, Tensor, Tensor],
+    importance: Tensor | None,
+    *,
+    known: bool,
+) -> None:
     """Fill in the faults of an error, and what our encoder reaches.
 
     rows        weights [N, K], their blocks [N, B], and what those decode to, float32 [N, K]

@@ -23,12 +23,24 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SIDE_FILES = (
-    "config.json", "generation_config.json", INDEX,
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json",
-    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
-    "README.md", "LICENSE*", "NOTICE*",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+)
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
 

@@ -29,11 +29,6 @@ MOVES, NEW_MOVES = "moves", "moves.new"
 MAGIC = b"GGUF"
 
 
-def is_gguf(out: Path) -> bool:
-    """Whether OUT is to be a GGUF file: its name ends so."""
-    return out.suffix == ".gguf"
-
-
 def check_out_files(
     out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
 ) -> None:

@@ -41,18 +41,27 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, *, slots: int = 8, max_len: int = 4096, chunk: int = 512,
-        recurrent_dtype: torch.dtype = torch.float32, graphs: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        *,
+        slots: int = 8,
+        max_len: int = 4096,
+        chunk: int = 512,
+        recurrent_dtype: torch.dtype = torch.float32,
+        graphs: bool = True,
+    ) -> None:
         if chunk < CHUNK or chunk % CHUNK:
             raise RequestError(f"chunk is {chunk}, expected a multiple of {CHUNK}")
         self.model = model
         self.max_len = max_len
         self.chunk = chunk
         self.state = State.allocate(
-            model.config, Room(slots, max_len), device=model.device, dtype=model.dtype,
+            model.config,
+            Room(slots, max_len),
+            device=model.device,
+            dtype=model.dtype,
             recurrent_dtype=recurrent_dtype,
-        )  # fmt: skip
+        )
         self.pools = self.state.pools()
         self.sampler = Sampler.allocate(slots, max_len, model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
@@ -148,9 +157,13 @@ class Engine:
         key = power_of_two(count), sampled
         if key not in self.decoding:
             self.decoding[key] = DecodeRows(
-                self.model, self.pools, self.sampler, key[0],
-                sampled=sampled, record=self.use_graphs,
-            )  # fmt: skip
+                self.model,
+                self.pools,
+                self.sampler,
+                key[0],
+                sampled=sampled,
+                record=self.use_graphs,
+            )
         return self.decoding[key]
 
     def _deliver(self) -> list[tuple[Request, int]]:
@@ -177,9 +190,14 @@ class Engine:
 
 
 def generate(
-    model: Model, prompt: Sequence[int], max_tokens: int, *, sampling: Sampling = GREEDY,
-    stop: frozenset[int] = frozenset(), speculate: bool = False,
-) -> Iterator[int]:  # fmt: skip
+    model: Model,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    sampling: Sampling = GREEDY,
+    stop: frozenset[int] = frozenset(),
+    speculate: bool = False,
+) -> Iterator[int]:
     """Yield the tokens that follow a prompt, one by one, the one of `stop` that ends it included.
 
     speculate  draft with the MTP head: the same tokens sooner

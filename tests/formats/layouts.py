@@ -105,9 +105,20 @@ def to_next(weights: Weights, config: dict[str, Any]) -> Weights:
 
 
 FP8_ROLES = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv",
-    "in_proj_z", "out_proj", "expert", "experts_gate_up", "experts_down",
-)  # fmt: skip
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "out_proj",
+    "expert",
+    "experts_gate_up",
+    "experts_down",
+)
 
 
 def to_fp8(weights: Weights) -> Weights:

@@ -35,8 +35,10 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
     for pairs in keys:
         pairs.pop(TITLE, None)
     yield from first(_by_key(*keys))
-    tensors = ({n: [i.dtype, list(i.shape)] for n, i in infos.items()}
-               for infos in (file.infos, head.infos))  # fmt: skip
+    tensors = (
+        {n: [i.dtype, list(i.shape)] for n, i in infos.items()}
+        for infos in (file.infos, head.infos)
+    )
     yield from first(_by_key(*tensors))
 
 

@@ -26,9 +26,14 @@ CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
 }
 # Fields of the Qwen3-Next dialect that mean nothing to a Qwen3.5 class (all are hard-wired there).
 NEXT_ONLY = (
-    "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "intermediate_size", "rope_theta",
-    "rope_scaling", "partial_rotary_factor",
-)  # fmt: skip
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "norm_topk_prob",
+    "intermediate_size",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+)
 # Fields that name code to run; the files with it are never carried along.
 CODE = ("auto_map", "custom_pipelines")
 CARRIED = ("transformers_version", "dtype", "torch_dtype")

@@ -116,9 +116,13 @@ def scale_rows(total, scale, x_scale, n, m, n_inside, m_inside, EDGE: tl.constex
 TILE_CHOICES = [
     {"BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
     for n, k, warps, stages in (
-        (32, 128, 2, 5), (64, 128, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3), (128, 128, 8, 4),
+        (32, 128, 2, 5),
+        (64, 128, 4, 4),
+        (128, 64, 8, 4),
+        (128, 128, 8, 3),
+        (128, 128, 8, 4),
     )
-]  # fmt: skip
+]
 
 
 @autotune(TILE_CHOICES, key=["N", "K", "BLOCK_M", "EDGE"])

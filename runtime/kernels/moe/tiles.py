@@ -107,9 +107,13 @@ def _activations(x: Tensor, weight: Stored, *, quantise: bool) -> tuple[Tensor, 
 TILE_CHOICES = [
     {"BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages}
     for n, k, warps, stages in (
-        (128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 4), (128, 64, 8, 4), (64, 128, 4, 4),
+        (128, 128, 4, 3),
+        (128, 128, 4, 4),
+        (128, 128, 8, 4),
+        (128, 64, 8, 4),
+        (64, 128, 4, 4),
     )
-]  # fmt: skip
+]
 
 
 @autotune(TILE_CHOICES, key=["H", "F", "BLOCK_M", "EDGE"])

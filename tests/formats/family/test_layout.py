@@ -104,10 +104,17 @@ def another_order(config: Config, weights: Weights) -> tuple[Config, Weights]:
 
 
 LAYOUTS: list[Callable[[Config, Weights], tuple[Config, Weights]]] = [
-    hub_as_it_is, text_only, text_class_with_hub_names, repeated_prefixes,
-    vision_under_language_model, vllm_names, one_tensor_per_expert, only_mtp_per_expert,
-    fp32_holder, another_order,
-]  # fmt: skip
+    hub_as_it_is,
+    text_only,
+    text_class_with_hub_names,
+    repeated_prefixes,
+    vision_under_language_model,
+    vllm_names,
+    one_tensor_per_expert,
+    only_mtp_per_expert,
+    fp32_holder,
+    another_order,
+]
 
 
 @pytest.mark.parametrize("sizes", ["ragged", "blocky"])

@@ -48,8 +48,16 @@ def integers(n, k, draw):
 
 
 KINDS = (
-    normal, heavy_tailed, one_outlier, zeros, sparse, positive, tiny, below_powers_of_two, integers,
-)  # fmt: skip
+    normal,
+    heavy_tailed,
+    one_outlier,
+    zeros,
+    sparse,
+    positive,
+    tiny,
+    below_powers_of_two,
+    integers,
+)
 
 
 def importance(k, draw):

@@ -31,9 +31,17 @@ NEEDED = {"LICENSE", "README.md", "config.json", "tokenizer.json", INDEX, *SHARD
 TOKEN = "hf_" + "s3cr3t" * 5
 ROOT = Path(__file__).parents[3]
 SETTINGS = (
-    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy",
-)  # fmt: skip
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+)
 
 
 @pytest.fixture

@@ -42,9 +42,15 @@ BLOCKS = {
     "397B": (2096, 2112, 4176, 1072, 2128, 2096, 1056, 528),
 }
 CONDITIONS = (
-    {}, {"kernel_block": 64}, {"kv_bytes": 1}, {"ssm_bytes": 2}, {"num_drafts": 3},
-    {"tp": 2}, {"tp": 4}, {"tp": 8},
-)  # fmt: skip
+    {},
+    {"kernel_block": 64},
+    {"kv_bytes": 1},
+    {"ssm_bytes": 2},
+    {"num_drafts": 3},
+    {"tp": 2},
+    {"tp": 4},
+    {"tp": 8},
+)
 
 
 def figures(size: str, **more):

@@ -79,7 +79,7 @@ def test_shuffled_rows_are_told(plain, tmp_path):
         (lambda w: torch.cat([w[:5] * 0, w[5:]]), "5 of 128 rows are all zeros, the first is row"),
         (lambda w: torch.cat([w[:7], w[7:8] * 1.5, w[8:]]), "row 7 is farthest off, by 0.5"),
     ],
-)  # fmt: skip
+)
 def test_a_changed_tensor_is_told(plain, tmp_path, change, said):
     name = "model.layers.2.mlp.up_proj.weight"
     (found,) = damaged(plain, tmp_path, lambda w: w.update({name: change(w[name])}))
