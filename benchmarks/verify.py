@@ -5,7 +5,8 @@
 A checkpoint of 0.8B's layers with an untied head (2 GB) is generated and converted to fp8-block;
 then the two are compared, on the CPU, in processes of their own: headers; tensors, which encodes
 them again; logits on text, once keeping the source's side (`--logits-cache`), once more with what
-was kept. Peak memory is a process's. One JSON line for each goes to benchmarks/results/verify.jsonl.
+was kept. Peak memory is a process's. One JSON line for each goes to
+benchmarks/results/verify.jsonl.
 """
 
 from __future__ import annotations
