@@ -237,7 +237,7 @@ def verify(
     min_top1: Annotated[float | None, typer.Option(help="Least top-1 agreement, 0 to 1.")] = None,
     logits_cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the source's side for its next artifact."),
+        typer.Option(metavar="DIR", help="Keep what the source's layers compute."),
     ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,

@@ -1,4 +1,4 @@
-"""`verify --logits-cache`: the same digits for half the work, and never those of another source."""
+"""`verify --logits-cache`: the same digits without the source's layers, never another's."""
 
 from __future__ import annotations
 
