@@ -1,10 +1,11 @@
 # Two commands: `make demo` converts and proves the bundled model, `make test` runs the suite.
+# `make test-all` runs what is slow too.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 FUZZ_SECONDS ?= 1800
 
-.PHONY: demo test fuzz faults lint format clean
+.PHONY: demo test test-all fuzz faults lint format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -18,6 +19,9 @@ demo: .venv/ready
 	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/ready
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -m 'not gpu and not hub and not big and not all'
+
+test-all: .venv/ready
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -m 'not gpu and not hub and not big'
 
 fuzz: .venv/ready

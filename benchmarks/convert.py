@@ -98,8 +98,8 @@ def generate(folder: Path, case: str) -> None:
     import torch
 
     from formats.family.config import read_config
+    from formats.family.names import HUB, place
     from formats.family.rules import Form, family
-    from formats.safetensors.names import HUB, place
 
     config, form = CASES[case]
     folder.mkdir()

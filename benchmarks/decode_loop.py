@@ -29,7 +29,7 @@ import torch
 
 from benchmarks.hopper import TINY, commit, record
 from benchmarks.models import CONFIGS, Maker, random_model
-from runtime.kernels.delta_rule import CHUNK
+from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.model import Model, Mtp
 from runtime.serve.engine import Engine, Request, Speculation
 from runtime.serve.sample import GREEDY, Sampling

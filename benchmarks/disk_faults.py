@@ -97,7 +97,7 @@ def reads(scene: Scene, count: int) -> Iterator[Trial]:
                 scene, scene.job(form), lambda: fail_reads(source, n), (INPUT, DONE)
             )
         rows = len(
-            api.plan(source, read_recipe(output.recipe, output.settings), out=output.out).rows
+            api.plan(source, read_recipe(output.recipe, output.settings), out=output.out).items
         )
         for n in sorted(scene.random.sample(range(rows), min(count, rows))):
             for kind in ("cut", "emptied", "removed", "replaced"):

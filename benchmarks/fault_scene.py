@@ -32,7 +32,7 @@ SIDES = (
     "vocab.json",
     "preprocessor_config.json",
 )
-DONE, INPUT, OUTPUT, BROKEN, INTERRUPTED = 0, 3, 4, 70, 130
+DONE, FELL_SHORT, INPUT, OUTPUT, BROKEN, INTERRUPTED = 0, 1, 3, 4, 70, 130
 KILLED = -signal.SIGKILL
 Prepare = Callable[[], object]
 Trial = Callable[[], int | None]
@@ -44,6 +44,7 @@ class Output:
 
     entry      what others open: its presence says that the output is complete
     old        the recipe of what stands at OUT before, to be overwritten
+    code       how an undisturbed run exits: 0, or 1 if it fails its gate
     """
 
     out: str
@@ -52,9 +53,11 @@ class Output:
     settings: tuple[str, ...] = ()
     source: str = "text"
     old: str | None = None
+    code: int = 0
 
 
 SHARDED = ("export.max_shard_size=400KB",)
+GATE = ("verify.max_kl=0", f"verify.text={NANO / 'chat_template.jinja'}")
 FORMATS = {
     "folder": Output("out", "fp8-block", "out", SHARDED),
     "folder over another": Output("out", "fp8-block", "out", SHARDED, old="bf16-split"),
@@ -66,6 +69,9 @@ FORMATS = {
         "out-00001-of-00004.gguf",
         ("export.max_shard_size=1MB", "vision=keep"),
         "vision",
+    ),
+    "folder that fails its gate": Output(
+        "out", "fp8-block", "out.failed", (*SHARDED, *GATE), code=FELL_SHORT
     ),
 }
 
@@ -127,7 +133,10 @@ def make_source(folder: Path, *, vision: bool = False) -> Path:
 
 
 def start(job: Job, prepare: Prepare | None = None) -> int:
-    """Fork a child that runs the command after `prepare`; return its process id."""
+    """Fork a child that runs the command after `prepare`; return its process id.
+
+    It exits with 0 if the command exits as an undisturbed run does.
+    """
     job.log.write_text("")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the command itself runs
     pid = os.fork()
@@ -147,9 +156,10 @@ def start(job: Job, prepare: Prepare | None = None) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         cli.main()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = DONE
+        code = DONE if job.form.code == DONE else BROKEN
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else BROKEN
+        code = DONE if code == job.form.code else BROKEN if code == DONE else code
     except BaseException:  # noqa: BLE001 - a bug, and the log says which
         traceback.print_exc()
     finally:
@@ -193,7 +203,12 @@ class Scene:
                 self._convert(form, recipe, folder / "warm" / form.out)
 
     def _convert(self, form: Output, recipe: str, out: Path) -> None:
-        api.convert(self.sources[form.source], out, read_recipe(recipe), workers=1, overwrite=True)
+        api.convert(
+            self.sources[form.source],
+            out,
+            read_recipe(recipe, form.settings if form.code else ()),  # imports what a gate needs
+            options=api.RunOptions(workers=1, overwrite=True),
+        )
 
     def job(self, form: str, workers: int = 1) -> Job:
         """Return a job in a new place; where something is to be overwritten, it stands there."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen35_convert.write import sink
+from qwen35_convert import durable
 
 CALLS = (
     "pwrite",
@@ -48,7 +48,7 @@ class Disk:
         for name in CALLS:
             setattr(os, name, self._wrap(getattr(os, name)))
         os.open = self._wrap(os.open, lambda _, flags, *rest: flags & CHANGING)
-        sink.exchange = self._wrap(sink.exchange)
+        durable.exchange = self._wrap(durable.exchange)
         opened = io.open
 
         def open_file(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def harm_source(folder: Path, row: int, kind: str) -> None:
     """Before a row is converted: cut, empty, remove or replace a file of the source."""
     from qwen35_convert.run import items as run
 
-    convert, count = run.convert_row, 0
+    convert, count = run.convert_item, 0
 
     def harmed(*arguments: Any) -> Any:
         nonlocal count
@@ -130,7 +130,7 @@ def harm_source(folder: Path, row: int, kind: str) -> None:
             _harm(sorted(folder.glob("*.safetensors"))[-1], kind)
         return convert(*arguments)
 
-    run.convert_row = harmed
+    run.convert_item = harmed
 
 
 def _harm(path: Path, kind: str) -> None:

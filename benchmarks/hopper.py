@@ -49,7 +49,7 @@ from benchmarks.kernels import alone
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.kernels.launch import interpreting
-from runtime.kernels.weight import Fp8Weight
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
 from runtime.timing import Timing, decode_time, prefill_time

@@ -19,8 +19,8 @@ from torch import Tensor
 from benchmarks.kernels import alone, copy_bandwidth, eager, timed
 from benchmarks.models import CONFIGS
 from runtime.floors import CHUNK, Card
-from runtime.kernels.delta_rule import recurrence
-from runtime.kernels.gated_delta import (
+from runtime.kernels.delta_rule.rule import recurrence
+from runtime.kernels.delta_rule.states import (
     gated_delta_prefill,
     gated_delta_prefill_reference,
     gated_delta_step,

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.convert import commit
 from benchmarks.kernels import timed
-from runtime.kernels.k_quants import encode_k, encode_k_reference
+from runtime.kernels.encode.k_quants import encode_k, encode_k_reference
 
 RESULTS = Path(__file__).parent / "results" / "gguf.jsonl"
 SHAPE = (32768, 8192)
@@ -43,9 +43,10 @@ def main() -> int:
             ms = timed(lambda name=name: encode_k(name, w), "cuda")["ms"]
             line |= {"gb": 2 * w.numel() / 1e9, "ms": ms, "gb_per_s": 2 * w.numel() / ms / 1e6}
         line |= {
-            "card": torch.cuda.get_device_name(), "commit": options.commit or commit(),
+            "card": torch.cuda.get_device_name(),
+            "commit": options.commit or commit(),
             "versions": {package: metadata.version(package) for package in ("torch", "triton")},
-        }  # fmt: skip
+        }
         print(json.dumps(line))
         if passed:
             with options.results.open("a") as file:

@@ -211,10 +211,12 @@ def measure(row: Row, model: str, shape: dict[str, Any], options: Any) -> dict[s
     """Return one line: what the check says, and the time if it passed."""
     setting = MODELS[model]
     line: dict[str, Any] = {
-        "what": "kernel", "kernel": row.kernel, "model": model,
+        "what": "kernel",
+        "kernel": row.kernel,
+        "model": model,
         "shape": {name: str(x) if isinstance(x, torch.dtype) else x for name, x in shape.items()},
         "dtype": str(setting.dtype).removeprefix("torch."),
-    }  # fmt: skip
+    }
     try:
         case = row.build(setting, **shape)
         line |= verdict(case.check())
@@ -248,8 +250,11 @@ def show(line: dict[str, Any]) -> None:
         said.append("ok  " if line["passed"] else f"FAIL {line['failed']} ({line['tolerance']})")
     if "ms" in line:
         said.append(f"{line['ms'] * 1e3:9.1f} us")
-        said += [f"{name[:8]} {line[name]:.3g}" for name in ("tflops", "fraction_of_copy_bandwidth")
-                 if name in line]  # fmt: skip
+        said += [
+            f"{name[:8]} {line[name]:.3g}"
+            for name in ("tflops", "fraction_of_copy_bandwidth")
+            if name in line
+        ]
         said += [line["timed"]] * (line["timed"] != "graph")
     print(" ".join(said), flush=True)
 

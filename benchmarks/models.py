@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from formats.family.config import Config, read_config
-from runtime.kernels.moe import MoeWeights
-from runtime.kernels.weight import BLOCK, Fp8Weight, Weight
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
+from runtime.kernels.moe.layer import MoeWeights
 from runtime.model import Attention, Gdn, Layer, Mlp, Model
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ SHAPE = Shape(
     A3B
     | {"num_hidden_layers": 1, "num_experts": 64, "vocab_size": 2048, "mtp_num_hidden_layers": 0}
 )
-LOST = re.compile(r"was lost; (\d+) rows are done again")
+LOST = re.compile(r"was lost; (\d+) items are converted again")
 SMALL_BATCHES = (
     "from qwen35_convert import cli\nfrom qwen35_convert.run import ray_cluster\n"
     "ray_cluster.BATCH_BYTES = 16 << 20; "
@@ -45,7 +45,7 @@ def make_source(folder: Path) -> None:
     """Write the checkpoint; every weight is a bfloat16 below 1."""
     import numpy as np
 
-    from formats.checkpoint import open_checkpoint
+    from qwen35_convert.containers.registry import open_checkpoint
 
     write_sparse(folder, SHAPE)
     random = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def run_once(source: Path, out: Path, nodes: int) -> dict[str, Any]:
     members = [cluster.add_node(num_cpus=1) for _ in range(nodes)]
     started = time.monotonic()
     try:
-        process = convert(source, out, "--engine", "ray", address=cluster.address)
+        process = convert(source, out, "--executor", "ray", address=cluster.address)
         done = 0
         busy = None
         while not (busy and done):

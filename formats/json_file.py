@@ -25,11 +25,11 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise FormatError(f"key {twice!r} stands twice")
-    return found
+    return values
 
 
 def _no_constant(word: str) -> NoReturn:

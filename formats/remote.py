@@ -27,7 +27,7 @@ class Remote(Protocol):
         ...
 
     @property
-    def room(self) -> int:
+    def held_bytes(self) -> int:
         """The bytes that it holds at most."""
         ...
 

@@ -7,26 +7,45 @@ so parts add in any grouping; the loops of `quant.fp8.loops` fill the same field
 
 The bound that `outside` counts against, for E4M3 codes with scale s, follows from the format:
 
-    |w - q| <= max(|w| * (2^-4 + 2^-8), s * 2^-10) * (1 + 1e-6)
+    |w - q| <= max(|w| * (2^-4 + 2^-8), s * 2^-10 + |w| * 2^-6) * (1 + 1e-6)
 
 Three mantissa bits put w within half a step, |w| * 2^-4; below the normal codes the step is
 s * 2^-9. 2^-8 is the slack of files whose codes came from a scale that was rounded to bfloat16
-afterwards, 1e-6 that of float32 arithmetic. An element outside was not rounded: it is wrong.
+afterwards. Below the normal codes it moves the half step by s * 2^-18, at most |w| * 2^-8 where
+the code is not 0, and q by at most |w| * 2^-7: together less than |w| * 2^-6. 1e-6 is the slack of
+float32 arithmetic. An element outside was not rounded, or was cut off.
+
+`faults` counts, by what is wrong, the blocks that no right encoder leaves, of `blocks` that were
+judged; each scheme has its own. `reached` is the error of our own encoder on the same weights,
+where a scheme is judged by it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from math import inf, isnan, sqrt
-from typing import TYPE_CHECKING
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 E4M3_MAX = 448.0
 HALF_STEP = 2.0**-4 + 2.0**-8
 HALF_SUBNORMAL = 2.0**-10
+SUBNORMAL_SLACK = 2.0**-6
 ROUNDING = 1.0 + 1e-6
+
+
+class Reached(NamedTuple):
+    """What our own encoder leaves of the same weights."""
+
+    sum_sq_error: float
+    sum_dot: float
+    sum_error: float
 
 
 @dataclass(slots=True)
@@ -37,6 +56,9 @@ class Error:
     zeros       weights that were not zero and became zero
     zero_rows   rows that were not all zero and became so
     outside     elements farther off than the format's rounding can explain
+    faults      blocks by what is wrong with them, of `blocks` that were judged
+    sum_error   of q - w
+    reached     sums of squares, of products and of q - w that our own encoder leaves
     """
 
     sum_sq_error: float = 0.0
@@ -49,11 +71,16 @@ class Error:
     zero_rows: int = 0
     outside: int = 0
     count: int = 0
+    blocks: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    sum_error: float = 0.0
+    reached: Reached | None = None
 
     def __iadd__(self, other: Error) -> Error:
-        for field in fields(self):
-            mine, its = getattr(self, field.name), getattr(other, field.name)
-            setattr(self, field.name, _larger(mine, its) if field.name == "max_abs" else mine + its)
+        for each in fields(self):
+            mine, its = getattr(self, each.name), getattr(other, each.name)
+            joined: Callable[[Any, Any], Any] = ADD.get(each.name, add)
+            setattr(self, each.name, joined(mine, its))
         return self
 
     def __add__(self, other: Error) -> Error:
@@ -118,18 +145,42 @@ def measure(
         zero_rows=int(emptied.sum()),
         outside=outside,
         count=w.numel(),
+        sum_error=float((stored - source).sum()),
     )
 
 
 def bound(w: Tensor, scale: Tensor) -> Tensor:
     """Return the largest error E4M3 may make of each weight, in float64 (see the module's head)."""
-    step = scale.double().abs() * HALF_SUBNORMAL
-    return (w.double().abs() * HALF_STEP).maximum(step) * ROUNDING
+    size = w.double().abs()
+    step = scale.double().abs() * HALF_SUBNORMAL + size * SUBNORMAL_SLACK
+    return (size * HALF_STEP).maximum(step) * ROUNDING
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors of one shape have the same type and the same bytes."""
+    import torch
+
+    same = left.dtype == right.dtype
+    return same and torch.equal(*(t.contiguous().view(torch.uint8) for t in (left, right)))
+
+
+def within(left: Tensor, right: Tensor, slack: tuple[float, float]) -> bool:
+    """Whether two tensors differ nowhere by more than slack: absolute, and relative to `right`."""
+    gap, size = (left.double() - right.double()).abs(), right.double().abs()
+    return bool((gap <= slack[0] + slack[1] * size).all())
 
 
 def _larger(a: float, b: float) -> float:
     """Return the larger, a NaN if there is one: `max` would lose it."""
     return a if isnan(a) or a > b else b
+
+
+def _add_reached(a: Reached | None, b: Reached | None) -> Reached | None:
+    return Reached(*map(add, a, b)) if a and b else a or b
+
+
+# How a field adds up that is not a sum.
+ADD: dict[str, Callable[[Any, Any], Any]] = {"max_abs": _larger, "reached": _add_reached}
 
 
 def _six_digits(x: float) -> float:

@@ -19,20 +19,13 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from formats.family.roles import ROLES
+from formats.stored import KEEP
 from quant.errors import QuantError
-from quant.scheme import FP8_SCHEMES, KEEP, get_scheme
+from quant.registry import get_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-PROTECTED = frozenset(
-    {"A_log", "dt_bias", "in_proj_a", "in_proj_b", "conv1d", "norm", "gdn_norm", "router"}
-    | {"shared_expert_gate", "mtp_fc", "vision"}
-)
-LINEAR = frozenset(
-    {"in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj"}
-    | {"gate_proj", "up_proj", "down_proj", "expert"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +97,9 @@ def _choose(weight: Weight, rule: PolicyRule | None, policy: Policy) -> Assignme
     if rule is not None:
         _check_allowed(weight, rule)
         return Assignment(weight.name, rule.scheme, f"rule {rule.match}")
-    if weight.role in PROTECTED:
+    if ROLES[weight.role].protected:
         return Assignment(weight.name, KEEP, f"protected: {weight.role}")
-    if weight.role in LINEAR:
+    if ROLES[weight.role].linear:
         return Assignment(weight.name, policy.default, "default")
     return Assignment(weight.name, KEEP, f"kept: no rule names this {weight.role}")
 
@@ -135,12 +128,13 @@ def _refusals(group: Sequence[Weight], scheme: str) -> dict[str, Assignment]:
 def _check_allowed(weight: Weight, rule: PolicyRule) -> None:
     """Raise QuantError if the rule gives a scheme to a weight that may not have it."""
     gives = f"rule {rule.match} gives {rule.scheme} to {weight.name}"
-    if weight.role in PROTECTED and rule.scheme != KEEP:
+    if ROLES[weight.role].protected and rule.scheme != KEEP:
         raise QuantError(
             f"{gives}, whose role {weight.role} is protected,\n"
             "  expected keep, or a glob that does not match it"
         )
-    if weight.role == "embed" and rule.scheme in FP8_SCHEMES:
+    read = rule.scheme == KEEP or get_scheme(rule.scheme).looked_up
+    if ROLES[weight.role].gathered and not read:
         raise QuantError(f"{gives},\n  expected keep: no loader reads an embedding in FP8")
 
 

@@ -1,206 +1,230 @@
-"""Schemes: the stored forms of one weight, and the table of their names.
+"""What a scheme is: one stored form of a weight, and all that is known of it.
 
-A scheme says before a byte is read what it will write (`stored`) and which shapes no loader takes
-(`refuses`); then it encodes, decodes and compares. Importing this module imports no torch.
-
-    fp8-block    one scale per 128x128 block, named x.weight_scale_inv in the official files
-    fp8-channel  one scale per row, named x.weight_scale
-
-On disk both scales multiply the codes, whatever the name says.
+Before a byte is read it says which tensors it stores (`parts`), recognises them in a checkpoint,
+and refuses shapes that no engine takes. Then rows are encoded, decoded and compared. Everybody who
+meets a stored weight asks its scheme; `quant.registry` lists them. Importing this module imports no
+torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from quant.errors import QuantError
+from formats.stored import Recogniser, StoredForm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from types import ModuleType
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from formats.stored import Problem
+    from formats.tensor import TensorInfo
     from quant.measure import Error
 
-KEEP = "keep"
-FP8_SCHEMES = frozenset({"fp8-block", "fp8-channel"})
-SCALE_DTYPES = {"pow2": "BF16", "float32": "F32", "bfloat16": "BF16"}
+Shape = tuple[int, ...]
+# What `prepare` found out about whole weights, for `encode`.
+Prepared = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """One tensor that a scheme writes: what follows the weight's name, data type and shape."""
+class Part:
+    """One stored tensor of a weight.
 
-    suffix: str
-    dtype: str
-    shape: tuple[int, ...]
+    key      the scheme's word for it: codes, scale, global_scale
+    rows     how many rows of the weight share one of its rows; None: all share the whole of it
+    stacked  of a stack of experts it has the leading axis too
+    """
+
+    key: str
+    info: TensorInfo
+    rows: int | None = 1
+    stacked: bool = True
 
 
-class Scheme(Protocol):
-    """How one weight is stored."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes held for each element of a weight.
 
-    @property
-    def name(self) -> str:
-        """What recipes call it."""
-        ...
+    read     mapped, decoded, and on the way there
+    write    while encoding, beside what was read
+    compare  while comparing, beside both sides as they were read
+    """
+
+    read: int
+    write: int
+    compare: int
+
+
+class Scheme(StoredForm, Recogniser, Protocol):
+    """How one weight is stored. Weights are [N, K] or, stacked, [E, N, K]."""
 
     @property
     def row_multiple(self) -> int:
         """Rows may be encoded in ranges that start at a multiple of this."""
         ...
 
-    def stored(self, shape: tuple[int, ...]) -> tuple[Stored, ...]:
-        """Return what is written for a weight [N, K] or [E, N, K]: the codes first, suffix ""."""
+    @property
+    def looked_up(self) -> bool:
+        """Whether engines read an embedding that is stored so."""
         ...
 
-    def refuses(self, shape: tuple[int, ...]) -> str | None:
-        """Return why loaders cannot take this shape, or None."""
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return the stored tensors of a weight of this name; the first has the weight's rows."""
+        ...
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why engines cannot take this shape, or None."""
+        ...
+
+    def prepare(self, values: Iterator[Tensor]) -> Prepared:
+        """Return what must be known of whole weights before their rows are encoded.
+
+        values  rows [n, K] of every weight of one fused matrix, one after another; a scheme that
+                needs nothing returns None and reads nothing
+        """
         ...
 
     def encode(
         self,
         w_NK: Tensor,
-        error: Error | None = None,
+        prepared: Prepared = None,
+        importance: Tensor | None = None,
         out: Tensor | None = None,
-        weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the stored tensors by suffix.
+        """Return the parts of rows by key; one that all rows share comes with every range.
 
-        w_NK     [N, K] bfloat16, float16 or float32, contiguous or not
-        error    if given, what was lost is added to it, at three times the time
-        out      if given, where the codes go: memory used before is faster than fresh memory
-        weights  importance of each column, float32 [K], for the types that search
+        w_NK        [N, K] bfloat16, float16 or float32, contiguous or not
+        importance  what an error of each column weighs, float32 [K], for the types that search
+        out         if given, where the first part goes: used memory is faster than fresh memory
 
         Raises QuantError if the weight holds a NaN or an infinity.
         """
         ...
 
-    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
-        """Return the weight, [N, K] or [E, N, K] float32."""
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the values of n rows, [n, K]: float32, or the type of what is stored plainly.
+
+        rows  by key: what each of the n rows has of a part, [n, ...]; a part that all share, whole
+        """
         ...
 
-    def compare(self, w: Tensor, stored: Mapping[str, Tensor]) -> Error:
-        """Return how far the stored tensors are from a weight [N, K] or [E, N, K]."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """E4M3 codes and a grid of scales, one for `block_rows` x `block_cols` (None: whole rows).
-
-    divisor  what loaders need rows and columns to be a multiple of
-    needs    who needs that, as the subject of a sentence
-    scale    pow2, float32 or bfloat16: see `quant.fp8.reference`
-    """
-
-    name: str
-    block_rows: int
-    block_cols: int | None
-    divisor: int
-    needs: str
-    scale: str
-    scale_suffix: str
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALE_DTYPES:
-            raise _unknown("scale", self.scale, SCALE_DTYPES)
-
-    @property
-    def row_multiple(self) -> int:
-        """Rows may be encoded in ranges that start at a multiple of this."""
-        return self.block_rows
-
-    def stored(self, shape: tuple[int, ...]) -> tuple[Stored, ...]:
-        """Return the codes' and the scale's suffix, data type and shape."""
-        *experts, num_rows, num_cols = shape
-        rows, cols = self._block(num_cols)
-        grid = (*experts, -(-num_rows // rows), -(-num_cols // cols))
-        scale = Stored(self.scale_suffix, SCALE_DTYPES[self.scale], grid)
-        return Stored("", "F8_E4M3", tuple(shape)), scale
-
-    def refuses(self, shape: tuple[int, ...]) -> str | None:
-        """Return why loaders cannot take this shape, or None."""
-        if len(shape) not in {2, 3}:
-            return f"FP8 needs a matrix or a stack of them, its shape is {list(shape)}"
-        odd = [
-            f"{size} {what}"
-            for what, size in zip(("rows", "columns"), shape[-2:], strict=True)
-            if size % self.divisor
-        ]
-        if not odd:
-            return None
-        need = f"{self.needs} need rows and columns divisible by {self.divisor}"
-        return f"{need}, it has {' and '.join(odd)}"
-
-    def encode(
+    def compare(
         self,
         w_NK: Tensor,
-        error: Error | None = None,
-        out: Tensor | None = None,
-        weights: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the codes, in `out` if given, and the scale; add what was lost to `error`."""
-        assert weights is None, "FP8 rounds to the nearest code, whatever the column"
-        block = self._block(w_NK.shape[1])
-        codes, scale = _arithmetic(w_NK).quantize(w_NK, block, self.scale, out)
-        if error is not None:
-            error += _arithmetic(w_NK).compare(w_NK, codes, scale, block)
-        return {"": codes, self.scale_suffix: scale}
+        rows: Mapping[str, Tensor],
+        importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far rows, as for `decode`, are from the weight, and what is wrong with them.
 
-    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
-        """Return codes * scale in float32."""
-        codes, scale = stored[""], stored[self.scale_suffix]
-        decoded: Tensor = _arithmetic(codes).dequantize(codes, scale, self._block(codes.shape[-1]))
-        return decoded
+        importance  what they were encoded with
+        weighed     they were encoded with an importance that is not known
+        """
+        ...
 
-    def compare(self, w: Tensor, stored: Mapping[str, Tensor]) -> Error:
-        """Return how far codes * scale are from the weight."""
-        codes, scale = stored[""], stored[self.scale_suffix]
-        error: Error = _arithmetic(w).compare(w, codes, scale, self._block(w.shape[-1]))
-        return error
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far rows, as for `decode`, are from the weight; nothing is judged."""
+        ...
 
-    def _block(self, num_cols: int) -> tuple[int, int]:
-        return self.block_rows, self.block_cols or num_cols
+    @property
+    def bounded(self) -> bool:
+        """Whether `compare` can tell right rows from wrong ones; if not, they stay unproven."""
+        ...
+
+    def judge(self, error: Error) -> list[str]:
+        """Return what is wrong with a whole weight whose rows add up to this error.
+
+        Each is the end of a sentence whose subject is the weight.
+        """
+        ...
+
+    @property
+    def inspected(self) -> bool:
+        """Whether `defects` can find anything."""
+        ...
+
+    def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return what rows show to be wrong without a source: by key, the defect and its count."""
+        ...
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what a weight costs; moved: its rows are gathered, or changed after decoding."""
+        ...
+
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any] | None:
+        """Return the group of compressed-tensors' `config_groups` for these modules.
+
+        None if such a config knows no weights of this form.
+        """
+        ...
+
+    def config_block(self, kept: Sequence[str]) -> dict[str, Any] | None:
+        """Return a `quantization_config` of its own, for an artifact that has no other scheme.
+
+        kept  full names of the modules that are not quantised
+
+        None if the form is described by compressed-tensors.
+        """
+        ...
+
+    def with_scale(self, scale: str) -> Scheme:
+        """Return it with scales of another type, itself if it has none to choose."""
+        ...
+
+    def beside_others(self) -> Scheme:
+        """Return it as it is stored in an artifact that has other schemes too."""
+        ...
 
 
-def fp8_block(scale: str = "pow2", scale_suffix: str = "_scale_inv") -> Fp8:
-    """Return 128x128 blocks; `_scale` is the suffix inside a compressed-tensors artifact."""
-    return Fp8("fp8-block", 128, 128, 128, "128x128 blocks", scale, scale_suffix)
+class Usual:
+    """What most schemes say; one of them says otherwise by its own method."""
 
+    row_multiple: int = 1
+    looked_up: bool = False
+    inspected: bool = True
 
-def fp8_channel(scale: str = "pow2", _block_suffix: str = "") -> Fp8:
-    """Return one scale per row; vLLM's CUTLASS kernels read rows and columns in sixteens."""
-    return Fp8("fp8-channel", 1, None, 16, "FP8 kernels", scale, "_scale")
+    @property
+    def bounded(self) -> bool:
+        """Whether `compare` can tell right rows from wrong ones."""
+        return True
 
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its blocks, and of weights by themselves."""
+        faults = [f"{n:,} of {error.blocks:,} {what}" for what, n in error.faults.items() if n]
+        if error.outside:
+            faults.append(f"{error.outside:,} weights are farther off than rounding explains")
+        return faults
 
-SCHEMES: dict[str, Callable[[str, str], Scheme]] = {
-    "fp8-block": fp8_block,
-    "fp8-channel": fp8_channel,
-}
+    def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
+        """Return None: no tensor looks like one of these without being one."""
+        return None
 
+    def refuses(self, _shape: Shape) -> str | None:
+        """Return None: engines take any shape."""
+        return None
 
-def get_scheme(name: str, scale: str = "pow2", scale_suffix: str = "_scale_inv") -> Scheme:
-    """Return the scheme of that name; `scale_suffix` is for blocks, channels have `_scale`.
+    def prepare(self, _values: Iterator[Tensor]) -> Prepared:
+        """Return None: rows are encoded by themselves."""
+        return None
 
-    Raises QuantError for a name or a scale that is not known.
-    """
-    if name not in SCHEMES:
-        raise _unknown("scheme", name, [*SCHEMES, KEEP])
-    return SCHEMES[name](scale, scale_suffix)
+    def defects(self, _rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return nothing: all bytes have a meaning."""
+        return {}
 
+    def config_entry(self, _modules: Sequence[str]) -> dict[str, Any] | None:
+        """Return None: compressed-tensors does not know it."""
+        return None
 
-def _unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
-    """Return the error for a name that is not known, with the nearest ones that are."""
-    nearest = get_close_matches(got, known) or list(known)
-    return QuantError(f"{what} {got!r} is not known,\n  expected {' or '.join(nearest)}")
+    def config_block(self, _kept: Sequence[str]) -> dict[str, Any] | None:
+        """Return None: it has no config of its own."""
+        return None
 
+    def with_scale(self, _scale: str) -> Self:
+        """Return itself: it has no scales to choose."""
+        return self
 
-def _arithmetic(w: Tensor) -> ModuleType:
-    """Return the compiled loops for a CPU's tensor, the definition in torch for a GPU's."""
-    from quant.fp8 import cpu as fp8_cpu
-    from quant.fp8 import reference as fp8
-
-    return fp8_cpu if w.device.type == "cpu" else fp8
+    def beside_others(self) -> Self:
+        """Return itself: it is stored in one way."""
+        return self

@@ -1,98 +1,65 @@
 """The Python API: what the commands do, with typed arguments and results.
 
-Each function raises a ValueError kin for what a caller can cause: RecipeError (misused),
-FormatError, QuantError and FetchError (input refused), OutputError (output refused), MissingError
-(the machine lacks something).
+A source is a folder, a file, or "owner/name[@revision]" on the hub; a recipe is a bundled name, a
+file, or a `Recipe`. Each function raises a kind of `Qwen35Error` for what a caller can cause:
+RecipeError (misused), FormatError, QuantError and FetchError (input refused), OutputError (output
+refused), MissingError (the machine lacks something). Their `exit_code` is that of the command.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
 
 from formats.checkpoint import Checkpoint
-from formats.errors import FormatError
+from formats.errors import FormatError, Qwen35Error
 from quant.errors import QuantError
+from qwen35_convert.artifact import Conversion, verify_shown
 from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
-from qwen35_convert.conversion import (
-    Conversion,
-    Limits,
-    Options,
-    digest_of,
-    verify_shown,
-    write_artifact,
-)
-from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
+from qwen35_convert.conversion import convert_checkpoint
+from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
+from qwen35_convert.failure import Failure
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
-from qwen35_convert.planning.make import make_plan
+from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.progress import quiet, rows_bar, say
+from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
-from qwen35_convert.run.executor import Means, open_engine
-from qwen35_convert.run.memory import Limit, fit_memory, fit_verification
+from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.source import open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
-from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck, token_rows
-from qwen35_convert.verification.verify import Checks, Report, check_verifiable
-from qwen35_convert.write.file_sink import check_out_files, finish_moves, is_gguf
-from qwen35_convert.write.receipt import receipt_name
-from qwen35_convert.write.sink import check_out
+from qwen35_convert.verification.levels import check_measurable, need_source
+from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
+from qwen35_convert.verification.verify import Checks, Report
 
-DEFAULT_RECIPE, DEQUANTISING_RECIPE, GGUF_RECIPE = "fp8-block", "bf16-split", "gguf-q8_0"
-MAX_DEFAULT_WORKERS = 8
-
-
-def _check_device(device: str) -> None:
-    if device not in ("cpu", "cuda"):
-        raise RecipeError(f"device is {device!r}, expected cpu or cuda")
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise MissingError("device cuda: torch finds no GPU here, expected one")
-
-
-def default_workers() -> int:
-    """Return the number of worker threads for this machine."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
+UNNAMED = Path("model")
 
 
 def inspect(source: str | Path) -> Inspection:
-    """Return what a checkpoint is, from its headers; of one on the hub nothing else is fetched."""
+    """Return what a checkpoint is, from its headers; from the hub nothing else is fetched."""
     return inspect_checkpoint(open_headers(source), str(source))
 
 
 def plan(
     source: str | Path,
-    recipe: Recipe | None = None,
+    recipe: str | Path | Recipe | None = None,
+    out: str | Path = UNNAMED,
     *,
-    overrides: tuple[str, ...] = (),
-    out: str | Path = "model",
+    overrides: Sequence[str] = (),
     stream: bool = False,
 ) -> Plan:
     """Return the plan of a conversion to `out`; nothing is written.
 
-    Of a source on the hub come headers and the few values that planning looks at, by ranges; or the
-    cache's copy is used, unless `stream` is asked for.
+    From a source on the hub, only headers and the few values that planning looks at are read, by
+    ranges; the cache's copy is used instead if there is one and `stream` is not set.
     """
+    chosen = _read(recipe, overrides)
     opened = open_headers(source, stream=stream)
-    return _plan(opened, recipe or default_recipe(opened, overrides, out=out), Path(out))
-
-
-def _plan(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
-    """Plan, after holding OUT against the format the recipe asks for."""
-    if (recipe.export.format == "gguf") != is_gguf(out):
-        wanted = "a name that ends in .gguf" if recipe.export.format == "gguf" else "a folder"
-        raise RecipeError(
-            f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
-            f"expected {wanted}"
-        )
-    return make_plan(source, recipe, out.stem)
+    return expect(opened, chosen or default_recipe(opened, overrides, out=out), Path(out))
 
 
 def download(
@@ -101,23 +68,32 @@ def download(
     """Fetch the files a conversion needs into a folder, checked by size and hash."""
     named = parse_repo(repo)
     if named is None:
-        raise RecipeError(f"{repo!r} is no repository, expected owner/name")
+        raise RecipeError(repr(repo), "is not a repository id", "owner/name")
     return fetch(named[0], revision or named[1], to=Path(out), progress=progress)
 
 
+def _read(recipe: str | Path | Recipe | None, overrides: Sequence[str]) -> Recipe | None:
+    """Return the recipe with overrides (KEY=VALUE) applied; None if none is named."""
+    if recipe is None:
+        return None
+    if isinstance(recipe, Recipe):
+        return build_recipe(recipe.model_dump(mode="json"), overrides) if overrides else recipe
+    return read_recipe(recipe, overrides)
+
+
 def default_recipe(
-    source: Checkpoint, overrides: tuple[str, ...] = (), *, out: str | Path = ""
+    source: Checkpoint, overrides: Sequence[str] = (), *, out: str | Path = ""
 ) -> Recipe:
-    """Return what is done when no recipe is named: fp8-block, and for quantised input bf16-split.
+    """Return the recipe that is used when none is named.
 
-    A GGUF file gets gguf-q8_0. Weights are never quantised a second time to a folder unless that
-    is asked for.
+    A GGUF file gets gguf-q8_0, a folder fp8-block; a folder made from quantised weights gets
+    bf16-split, because they are quantised a second time only on request.
     """
-    name = DEQUANTISING_RECIPE if source.layout.quantized else DEFAULT_RECIPE
-    return read_recipe(GGUF_RECIPE if is_gguf(Path(out)) else name, overrides)
+    again = bool(source.layout.quantized)
+    return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
 
 
-def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
+def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe of `quantize`: names and layout stay as they are."""
     return build_recipe(
         {
@@ -133,56 +109,40 @@ def quantize_recipe(scheme: str, overrides: tuple[str, ...] = ()) -> Recipe:
 
 
 def convert(
-    source: str | Path, out: str | Path, recipe: Recipe | None = None, **options: Unpack[Options]
+    source: str | Path,
+    out: str | Path,
+    recipe: str | Path | Recipe | None = None,
+    options: RunOptions = DEFAULTS,
+    *,
+    overrides: Sequence[str] = (),
 ) -> Conversion:
     """Convert a checkpoint into the folder or the GGUF file `out`; verify it against its source.
 
-    An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete.
+    recipe     see `default_recipe` for what None means
+    overrides  KEY=VALUE changes to the recipe, such as "quantize.scale=float32"
+
+    An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete
+    and has passed its verification; what fails it lies in `out`.failed, and the result's `failed`
+    is true.
     """
-    out = Path(out)
-    device = options.get("device", "cpu")
-    _check_device(device)
-    progress, stream = options.get("progress", False), options.get("stream", False)
-    opened, origin = open_source(source, progress=progress, stream=stream)
-    overwrite, engine = options.get("overwrite", False), options.get("engine", "threads")
-    if stream and engine != "threads":
-        raise RecipeError(f"engine {engine} reads files of a shared file system, not a stream")
-    if not is_gguf(out):
-        origin_path = opened.read_files()[0] if opened.gguf else opened.folder
-        check_out(out, origin_path, overwrite=overwrite)
-    chosen = recipe or default_recipe(opened, options.get("overrides", ()), out=out)
-    job = _plan(opened, chosen, out)
-    if is_gguf(out):
-        names = [shard.name for shard in job.shards]
-        if finish_moves(out, out.with_name(names[0]), digest_of(job, opened)):
-            receipt = out.with_name(receipt_name(out)).read_bytes()
-            return Conversion(out, job, receipt, None)
-        check_out_files(out, names, opened.read_files(), overwrite=overwrite)
-    if options.get("verify", True):
-        check_verifiable(job)
-    if options.get("verify", True) and job.recipe.verify.level == "logits":
-        token_rows(opened, job.recipe.verify.text)  # refused now, not after the work
-    options.get("on_plan", _keep_quiet)(job)
-    workers, limit = options.get("workers"), options.get("memory_limit")
-    share = fit_memory(
-        job, opened, limit, _workers(opened, options), verify=options.get("verify", True)
-    )
-    heard = say if progress else _keep_quiet
-    place = opened.folder if origin.repo else Path(source)
-    with open_engine(engine, place, workers=workers, limit=limit) as convert_rows:
-        means = Means(convert_rows, share, device, progress, heard)
-        return write_artifact(job, opened, origin, out, means, options)
-
-
-def _keep_quiet(_: object) -> None:
-    """Keep quiet about a plan, or about what happens."""
+    check_device(options.device, fix="--device cpu quantises without one")
+    chosen = _read(recipe, overrides)
+    opened, origin = open_source(source, progress=options.progress, stream=options.stream)
+    path = opened.folder if origin.repo else Path(source)
+    chosen = chosen or default_recipe(opened, overrides, out=out)
+    return convert_checkpoint(opened, origin, path, Path(out), chosen, options)
 
 
 def quantize(
-    source: str | Path, out: str | Path, scheme: str, **options: Unpack[Options]
+    source: str | Path,
+    out: str | Path,
+    scheme: str,
+    options: RunOptions = DEFAULTS,
+    *,
+    overrides: Sequence[str] = (),
 ) -> Conversion:
     """Quantise a checkpoint; its names and layout stay as they are."""
-    return convert(source, out, quantize_recipe(scheme), **options)
+    return convert(source, out, quantize_recipe(scheme, overrides), options)
 
 
 def verify(
@@ -190,16 +150,23 @@ def verify(
     against: str | Path | None = None,
     *,
     level: str = "tensors",
-    logits: LogitsCheck = MEASURED_ONLY,
-    progress: bool = False,
-    **limits: Unpack[Limits],
+    logits: LogitsCheck = DEFAULT_LIMITS,
+    options: RunOptions = DEFAULTS,
 ) -> Report:
-    """Verify an artifact, against its source if that is named."""
+    """Verify an artifact, against its source if that is named.
+
+    level    structure (headers and config), tensors (also every byte), logits (also predictions)
+    logits   text and thresholds of level logits; a threshold raises the level
+    options  of which workers, memory_limit and progress count
+    """
+    checks = Checks(level, logits)
+    need_source(checks.effective, given=against is not None)
+    opened = open_checkpoint(Path(artifact))
     source = open_source(against)[0] if against else None
-    workers = limits.get("workers") or default_workers()
-    fit = fit_verification(source, limits.get("memory_limit"), workers)
-    checks = Checks(level, logits, fit)
-    return verify_shown(Path(artifact), source, checks, bar=progress)
+    if source:
+        check_measurable(checks.effective, logits, source)
+    workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
+    return verify_shown(opened, source, replace(checks, workers=workers), bar=options.progress)
 
 
 def imatrix(
@@ -211,10 +178,10 @@ def imatrix(
     overwrite: bool = False,
     progress: bool = False,
 ) -> ImatrixReport:
-    """Collect an importance matrix over a text and write llama.cpp's imatrix file."""
+    """Compute an importance matrix over a text and write it as llama.cpp's imatrix file."""
     opened, _ = open_source(source)
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
-    with rows_bar(layers, "imatrix") if progress else quiet() as advance:
+    with items_bar(layers, "imatrix") if progress else quiet() as advance:
         return make_imatrix(
             opened,
             text,
@@ -226,12 +193,12 @@ def imatrix(
 
 
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
-    """Time an artifact on this machine, beside what its card needs at least."""
+    """Time an artifact on this machine and compare it with the hardware limit."""
     opened, _ = open_source(artifact)
-    asked = sweep or Sweep()
-    steps = len(asked.prefill) + len(asked.batch)
-    with rows_bar(steps, "bench") if progress else quiet() as advance:
-        return run_bench(opened, asked, lambda _: advance())
+    sweep = sweep or Sweep()
+    steps = len(sweep.prefill) + len(sweep.batch)
+    with items_bar(steps, "bench") if progress else quiet() as advance:
+        return run_bench(opened, sweep, lambda _: advance())
 
 
 def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
@@ -240,34 +207,36 @@ def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     return generate_text(opened, prompt)
 
 
-def _workers(source: Checkpoint, options: Options) -> int:
-    """Return the number of threads. A stream has one reader unless more are asked for.
-
-    More of them stand at places further apart than the memory reaches, and read blocks twice; the
-    network is slower than one thread.
-    """
-    return options.get("workers") or (default_workers() if source.remote is None else 1)
-
-
 __all__ = [
     "Bench",
     "Conversion",
+    "Failure",
+    "FetchError",
+    "Fetched",
     "FormatError",
+    "ImatrixReport",
+    "Inspection",
     "Limit",
     "LogitsCheck",
     "MissingError",
-    "Options",
     "OutputError",
+    "Plan",
     "Prompt",
     "QuantError",
+    "Qwen35Error",
+    "Recipe",
     "RecipeError",
+    "Report",
+    "RunOptions",
     "Sweep",
     "bench",
     "convert",
+    "download",
     "imatrix",
     "inspect",
     "plan",
     "quantize",
+    "read_recipe",
     "run_text",
     "verify",
 ]

@@ -8,18 +8,35 @@ interrupted. Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, Qwen35Error
+from qwen35_convert.cli_options import (
+    DEFAULT_RECIPES,
+    Device,
+    Json,
+    Memory,
+    NoVerify,
+    Out,
+    Overwrite,
+    PlanOnly,
+    Set,
+    Source,
+    Stream,
+    Workers,
+    parse_limit,
+    parse_numbers,
+)
+from qwen35_convert.options import DEFAULTS as RUN
+from qwen35_convert.options import RunOptions
 
 if TYPE_CHECKING:
-    from qwen35_convert.api import Options
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.recipe import Recipe
-    from qwen35_convert.run.memory import Limit
 
 app = typer.Typer(
     name="qwen35",
@@ -27,51 +44,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
-    help="Convert, quantise and prove Qwen3.5-family checkpoints.",
+    help="Convert, quantise and verify Qwen3.5-family checkpoints.",
 )
 
 MAX_MESSAGE = 4000
-DEFAULT_MEMORY = 600 * 10**6
-STOPPED = "qwen35: interrupted\n  left  the same command goes on where it stopped"
-
-DEFAULTS = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
-Source = Annotated[
-    str, typer.Argument(help="Folder, .safetensors or .gguf file, or owner/name[@revision].")
-]
-Out = Annotated[
-    Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.",
-    ),
-]
-PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
-Workers = Annotated[
-    int | None, typer.Option(min=1, max=256, help="Threads.", show_default="cores, at most 8")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-limit",
-        metavar="SIZE",
-        help="Memory to stay within, e.g. 600MB; fewer threads if it must be.",
-        show_default="600MB, or 3/4 of what is free",
-    ),
-]
-Device = Annotated[str, typer.Option(help="Where to quantise: cpu or cuda.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a model at OUT.")]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not verify after writing.")]
-Stream = Annotated[
-    bool,
-    typer.Option(
-        "--stream", help="Read from the hub by ranges, no copy on the disk; one thread by default."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+STOPPED = "qwen35: interrupted\n  left  run the same command again to resume"
 
 
 @app.command()
@@ -80,26 +57,26 @@ def inspect(
     json: Json = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
 ) -> None:
-    """Say what a checkpoint is: sizes, layout, problems, how to serve it.
+    """Show what a checkpoint holds: sizes, layout, problems, how to serve it.
 
     Example: qwen35 inspect Qwen/Qwen3.5-0.8B
     """
     from qwen35_convert import api, report
 
-    found = api.inspect(source)
+    inspection = api.inspect(source)
     if json:
-        report.print_json(found.as_dict(tensors=tensors))
+        report.print_json(inspection.as_dict(tensors=tensors))
     else:
-        report.print_inspection(found, tensors=tensors)
+        report.print_inspection(inspection, tensors=tensors)
 
 
 @app.command()
 def download(
     repo: Annotated[str, typer.Argument(help="owner/name on the hub.")],
-    out: Out,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_default=False)],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
 ) -> None:
-    """Fetch the files a conversion needs, checked by size and hash.
+    """Download the files a conversion needs, checked by size and hash.
 
     Example: qwen35 download Qwen/Qwen3.5-0.8B -o Qwen3.5-0.8B
     """
@@ -114,51 +91,47 @@ def convert(
     source: Source,
     out: Out,
     recipe: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Recipe.", show_default=DEFAULTS)
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Recipe to follow.", show_default=DEFAULT_RECIPES),
     ] = None,
     set_: Set = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="GLOB",
-            help="Convert these tensors only, e.g. 'layers.0.*': a slice to look at.",
-        ),
+        typer.Option(metavar="GLOB", help="Convert only matching tensors, e.g. 'layers.0.*'."),
     ] = None,
     plan: PlanOnly = False,
     workers: Workers = None,
     memory_limit: Memory = None,
-    device: Device = "cpu",
+    device: Device = RUN.device,
     stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
-    engine: Annotated[
+    executor: Annotated[
         str,
         typer.Option(
             help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
-            "Threads and memory are then each node's."
+            "--workers and --memory-limit then apply to each node."
         ),
-    ] = "threads",
+    ] = RUN.executor,
     json: Json = False,
 ) -> None:
     """Convert a checkpoint by a recipe, then verify the result against its source.
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
-    from qwen35_convert.recipe import quoted, read_recipe
+    from qwen35_convert.recipe import quoted
 
-    changes = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
-    chosen = read_recipe(recipe, changes) if recipe else None
-    options: Options = {
-        "overrides": changes,
-        "workers": workers,
-        "memory_limit": _limit(memory_limit),
-        "device": device,
-        "stream": stream,
-        "overwrite": overwrite,
-        "verify": not no_verify,
-        "engine": engine,
-    }
-    _convert(source, out, chosen, options, plan=plan, json=json)
+    overrides = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
+    options = RunOptions(
+        workers=workers,
+        memory_limit=parse_limit(memory_limit),
+        device=device,
+        executor=executor,
+        stream=stream,
+        overwrite=overwrite,
+        verify=not no_verify,
+    )
+    _convert(source, out, recipe, options, overrides=overrides, plan=plan, json=json)
 
 
 @app.command()
@@ -170,7 +143,7 @@ def quantize(
     plan: PlanOnly = False,
     workers: Workers = None,
     memory_limit: Memory = None,
-    device: Device = "cpu",
+    device: Device = RUN.device,
     stream: Stream = False,
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
@@ -182,35 +155,42 @@ def quantize(
     """
     from qwen35_convert.api import quantize_recipe
 
-    options: Options = {
-        "workers": workers,
-        "memory_limit": _limit(memory_limit),
-        "device": device,
-        "stream": stream,
-        "overwrite": overwrite,
-        "verify": not no_verify,
-    }
     recipe = quantize_recipe(scheme, tuple(set_ or ()))
+    options = RunOptions(
+        workers=workers,
+        memory_limit=parse_limit(memory_limit),
+        device=device,
+        stream=stream,
+        overwrite=overwrite,
+        verify=not no_verify,
+    )
     _convert(source, out, recipe, options, plan=plan, json=json)
 
 
 def _convert(
-    source: str, out: Path, recipe: Recipe | None, options: Options, *, plan: bool, json: bool
+    source: str,
+    out: Path,
+    recipe: str | Recipe | None,
+    options: RunOptions,
+    *,
+    overrides: tuple[str, ...] = (),
+    plan: bool,
+    json: bool,
 ) -> None:
     from qwen35_convert import api, report
 
     if plan:
-        overrides, stream = options.get("overrides", ()), options.get("stream", False)
-        made = api.plan(source, recipe, overrides=overrides, out=out, stream=stream)
-        _print_plan(made, json=json)
+        stream = options.stream
+        _print_plan(api.plan(source, recipe, out, overrides=overrides, stream=stream), json=json)
         return
-    shown: Options = {"progress": True, "on_plan": report.print_notes}
-    done = api.convert(source, out, recipe, **(options | shown))
+    options = replace(options, progress=True, on_plan=report.print_notes)
+    done = api.convert(source, out, recipe, options, overrides=overrides)
     if json:
         report.print_json(done.as_dict())
     else:
         report.print_conversion(done)
-    if done.report and not done.report.passed:
+    if done.failed:
+        print(f"qwen35: {out} was not written: {done.out} failed its verification", file=sys.stderr)
         raise typer.Exit(FELL_SHORT)
 
 
@@ -225,45 +205,58 @@ def _print_plan(plan: Plan, *, json: bool) -> None:
 
 @app.command()
 def verify(
-    artifact: Annotated[str, typer.Argument(help="The folder or file to prove.")],
+    artifact: Annotated[
+        str | None, typer.Argument(help="Folder or file to verify.", show_default=False)
+    ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="SOURCE", help="What it was made from.")
+        str | None, typer.Option(metavar="SOURCE", help="Source it was made from.")
     ] = None,
     level: Annotated[str, typer.Option(help="structure, tensors or logits.")] = "tensors",
     text: Annotated[
         str, typer.Option(metavar="FILE", help="Text for level logits.", show_default="bundled")
     ] = "default",
-    max_kl: Annotated[float | None, typer.Option(help="Largest mean KL, nats per token.")] = None,
-    min_top1: Annotated[float | None, typer.Option(help="Least top-1 agreement, 0 to 1.")] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(help="Maximum mean KL divergence, in nats per token.")
+    ] = None,
+    min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
     logits_cache: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Keep what the source's layers compute."),
     ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,
+    list_checks: Annotated[
+        bool, typer.Option("--list-checks", help="List what is checked at which level, and stop.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Prove an artifact: its structure, every value, its predictions against the source's.
+    """Verify an artifact: its structure, every value, and its predictions.
 
     Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
     """
     from qwen35_convert import api, report
 
-    asked = api.LogitsCheck(text, max_kl, min_top1, logits_cache)
-    found = api.verify(
+    if list_checks:
+        report.print_checks(json=json)
+        return
+    if artifact is None:
+        from qwen35_convert.errors import RecipeError
+
+        raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
+
+    limit = parse_limit(memory_limit)
+    result = api.verify(
         artifact,
         against,
         level=level,
-        logits=asked,
-        workers=workers,
-        memory_limit=_limit(memory_limit),
-        progress=True,
+        logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
+        options=RunOptions(workers=workers, memory_limit=limit, progress=True),
     )
     if json:
-        report.print_json(found.as_dict())
+        report.print_json(result.as_dict())
     else:
-        report.print_report(found)
-    if not found.passed:
+        report.print_report(result)
+    if not result.passed:
         raise typer.Exit(FELL_SHORT)
 
 
@@ -272,114 +265,99 @@ def imatrix(
     source: Source,
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.", show_default=False)],
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="Text to run.", show_default="bundled")
+        str, typer.Option(metavar="FILE", help="Calibration text.", show_default="bundled")
     ] = "default",
     chunks: Annotated[
-        int | None, typer.Option(min=1, help="At most so many of 512 tokens.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Maximum number of 512-token chunks.", show_default="all"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure what an error in each column costs, for quantize.imatrix of a GGUF recipe.
+    """Compute an importance matrix, for the key quantize.imatrix of a GGUF recipe.
 
     Example: qwen35 imatrix Qwen/Qwen3.5-35B-A3B --text calibration.txt -o imatrix.gguf
     """
     from qwen35_convert import api, report
 
-    made = api.imatrix(source, out, text=text, chunks=chunks, overwrite=overwrite, progress=True)
+    matrix = api.imatrix(source, out, text=text, chunks=chunks, overwrite=overwrite, progress=True)
     if json:
-        report.print_json(made.as_dict())
+        report.print_json(matrix.as_dict())
     else:
-        report.print_imatrix(made)
+        report.print_imatrix(matrix)
 
 
 @app.command()
 def bench(
     artifact: Source,
-    prefill: Annotated[str, typer.Option(metavar="N,N", help="Lengths of prompts.")] = "512,8192",
-    batch: Annotated[str, typer.Option(metavar="N,N", help="Sequences at once.")] = "1,8,64",
-    context: Annotated[int, typer.Option(help="Tokens of each while decoding.")] = 4096,
-    device: Annotated[str, typer.Option(help="cuda or cpu (the reference path).")] = "cuda",
+    prefill: Annotated[str, typer.Option(metavar="N,N", help="Prompt lengths.")] = "512,8192",
+    batch: Annotated[
+        str, typer.Option(metavar="N,N", help="Batch sizes of decode steps.")
+    ] = "1,8,64",
+    context: Annotated[int, typer.Option(help="Context of each sequence in a decode step.")] = 4096,
+    device: Annotated[str, typer.Option(help="cuda, or cpu for the reference path.")] = "cuda",
     peer: Annotated[
         str | None,
-        typer.Option(help="Time it beside on the same weights: transformers, fla or vllm."),
+        typer.Option(help="Also time the same weights in transformers, fla or vllm."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the roofline (png, svg, pdf).")
+        Path | None, typer.Option(metavar="FILE", help="Draw a roofline plot (png, svg, pdf).")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Time an artifact here, and say how near the least possible time it comes.
+    """Time an artifact on this machine and compare it with the hardware limit.
 
     Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
     """
     from qwen35_convert import api, report
 
     sweep = api.Sweep(
-        _numbers("prefill", prefill), _numbers("batch", batch), context, device, peer=peer
+        parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer
     )
-    found = api.bench(artifact, sweep, progress=True)
+    measured = api.bench(artifact, sweep, progress=True)
     if plot is not None:
         from qwen35_convert.benchmarking.roofline import draw_roofline
 
-        draw_roofline(found, plot)
+        draw_roofline(measured, plot)
     if json:
-        report.print_json(found.as_dict())
+        report.print_json(measured.as_dict())
     else:
-        report.print_bench(found)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    """Return the numbers of `1,8,64`; none for an empty text."""
-    from qwen35_convert.errors import RecipeError
-
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-        raise RecipeError(f"--{name} is {text!r}, expected numbers such as 1,8,64")
-    return tuple(int(word) for word in words)
-
-
-def _limit(size: str | None) -> Limit:
-    """Return the limit that `600MB` sets; without one, that of the command."""
-    from qwen35_convert.errors import RecipeError
-    from qwen35_convert.recipe import parse_size
-    from qwen35_convert.run.memory import Limit
-
-    try:
-        return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))
-    except ValueError as error:
-        raise RecipeError(f"--memory-limit: {error}") from None
+        report.print_bench(measured)
 
 
 @app.command()
 def run(
     artifact: Source,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")],
-    chat: Annotated[bool, typer.Option("--chat", help="Put it into the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after so many.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    prompt: Annotated[str, typer.Option(help="Prompt text.")],
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32 or bfloat16.", show_default="float32; on a GPU bfloat16"),
+        typer.Option(help="float32 or bfloat16.", show_default="float32; bfloat16 on a GPU"),
     ] = None,
-    speculate: Annotated[bool, typer.Option("--speculate", help="Draft by the MTP head.")] = False,
+    speculate: Annotated[
+        bool, typer.Option("--speculate", help="Draft tokens with the MTP head.")
+    ] = False,
 ) -> None:
-    """Generate text with an artifact; the text streams on stdout, nothing else does.
+    """Generate text from an artifact; only the text goes to stdout.
 
     Example: qwen35 run ./Qwen3.5-27B-FP8 --chat --prompt "Why is the sky blue?"
     """
     from qwen35_convert import api
 
-    asked = api.Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
-    for piece in api.run_text(artifact, asked):
+    request = api.Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
+    for piece in api.run_text(artifact, request):
         print(piece, end="", flush=True)
     print()
 
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to print.")] = None,
 ) -> None:
     """List the bundled recipes, or print one.
 

@@ -1,4 +1,4 @@
-"""The errors of commands; those of files, numbers and requests stand on the floors below."""
+"""The errors of commands; those of files, numbers and requests are in the packages below."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["FetchError", "FormatError", "MissingError", "OutputError", "Qwen35Er
 
 
 class RecipeError(Qwen35Error):
-    """The recipe or a flag asks for something that does not exist or cannot be."""
+    """The recipe or an option is invalid, or asks for something impossible."""
 
     exit_code = MISUSED
 
 
 class FetchError(Qwen35Error):
-    """The checkpoint cannot be had from the hub, or what came is not what the hub lists."""
+    """The checkpoint cannot be fetched, or what came differs from what the hub lists."""
 
     def __str__(self) -> str:
         lines = (self.subject, f"got       {self.got}", f"expected  {self.expected}")
-        return "\n  ".join((*lines, f"do        {self.fix}"))
+        return "\n  ".join((*lines, f"fix       {self.fix}"))
 
 
 class OutputError(Qwen35Error):
-    """OUT cannot be written, or must not be."""
+    """OUT cannot be written, or must not be replaced."""
 
     exit_code = OUTPUT
 
 
 class MissingError(Qwen35Error):
-    """The machine lacks what was asked for: a GPU, an optional extra."""
+    """The machine lacks something: a GPU, an optional extra, a cluster."""
 
     exit_code = LACKING

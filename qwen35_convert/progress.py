@@ -1,4 +1,4 @@
-"""Progress on standard error, where it does not mix with results."""
+"""Progress and notes on standard error, where they do not mix with results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
-
 
 @contextmanager
-def rows_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` steps on stderr; yield what advances it by one."""
+def items_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """Show a bar of `total` items on stderr; yield the call that advances it by one."""
+    from tqdm import tqdm
+
     with tqdm(total=total, desc=what, unit="tensor", file=sys.stderr, disable=None) as bar:
 
         def advance() -> None:
@@ -20,12 +20,18 @@ def rows_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
         yield advance
 
 
-def say(text: str) -> None:
+@contextmanager
+def quiet() -> Iterator[Callable[[], None]]:
+    """Yield a call that does nothing."""
+    yield lambda: None
+
+
+def notice(text: str) -> None:
     """Write a line on stderr, above the bar if there is one."""
+    from tqdm import tqdm
+
     tqdm.write(f"note: {text}", file=sys.stderr)
 
 
-@contextmanager
-def quiet() -> Iterator[Callable[[], None]]:
-    """Yield what advances no bar."""
-    yield lambda: None
+def ignore(_: str) -> None:
+    """Write nothing."""

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -46,6 +47,21 @@ UNITS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What a format lets a recipe say.
+
+    own_layout  it has its own layout: `layout` and `experts` cannot be chosen
+    mixes       its types are chosen tensor by tensor: `mix` and `imatrix` mean something
+    """
+
+    own_layout: bool = False
+    mixes: bool = False
+
+
+FORMATS = {"safetensors": Format(), "gguf": Format(own_layout=True, mixes=True)}
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -60,7 +76,7 @@ class Rule(_Part):
 class Quantize(_Part):
     """Which scheme, which scale type, which exceptions.
 
-    Of a GGUF file `scheme` names the mix of types and `mix` whose: `rules: llama.cpp` asks for
+    Of a GGUF file `scheme` names the types, and `mix` who chooses them: `mix: llama.cpp` asks for
     theirs. `imatrix` is a file of llama.cpp's with the importance of every column.
     """
 
@@ -69,13 +85,6 @@ class Quantize(_Part):
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
     imatrix: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rules_of_llama_cpp(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("rules") == "llama.cpp":
-            return values | {"rules": [], "mix": "llama.cpp"}
-        return values
 
     @field_validator("rules", mode="before")
     @classmethod
@@ -86,8 +95,15 @@ class Quantize(_Part):
 class Export(_Part):
     """How the artifact is stored."""
 
-    format: Literal["safetensors", "gguf"] = "safetensors"
+    format: str = "safetensors"
     max_shard_size: int = Field(default=5 * 10**9, gt=0)
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in FORMATS:
+            raise ValueError(f"Input should be {' or '.join(map(repr, FORMATS))}")
+        return value
 
     @field_validator("max_shard_size", mode="before")
     @classmethod
@@ -96,12 +112,23 @@ class Export(_Part):
 
 
 class Verify(_Part):
-    """How the artifact is proven; text and thresholds are for level logits."""
+    """How the artifact is proven; text and thresholds are for level logits.
+
+    A threshold raises the level to logits; level logits without `max_kl` has a default for it.
+    """
 
     level: Literal["structure", "tensors", "logits"] = "tensors"
     text: str = "default"
-    max_kl: float | None = None
-    min_top1: float | None = None
+    max_kl: float | None = Field(default=None, ge=0)
+    min_top1: float | None = Field(default=None, ge=0, le=1)
+
+    @field_validator("max_kl", "min_top1", mode="before")
+    @classmethod
+    def _exponent(cls, value: object) -> object:
+        """Take 1e-3 for a number; YAML 1.1 takes it for text, for want of a point."""
+        if isinstance(value, str) and re.fullmatch(r"\d{1,4}e[+-]?\d{1,3}", value, re.ASCII):
+            return float(value)
+        return value
 
 
 class BenchSweep(_Part):
@@ -142,20 +169,21 @@ class Recipe(_Part):
         return values
 
     @model_validator(mode="after")
-    def _gguf_fits(self) -> Recipe:
-        """Hold the keys apart that only one of the two formats knows."""
-        if self.export.format == "gguf":
-            if self.layout != "text" or self.experts != "split":
-                raise ValueError(
-                    "export.format is gguf, which has its own layout: leave layout and experts out"
-                )
-        elif self.quantize.mix != "ours" or self.quantize.imatrix:
-            raise ValueError("quantize.mix and quantize.imatrix are for export.format gguf")
+    def _format_fits(self) -> Recipe:
+        """Hold the keys apart that only some formats know."""
+        form, name = FORMATS[self.export.format], self.export.format
+        if form.own_layout and (self.layout != "text" or self.experts != "split"):
+            raise ValueError(
+                f"export.format is {name}, which has its own layout: leave layout and experts out"
+            )
+        if not form.mixes and (self.quantize.mix != "ours" or self.quantize.imatrix):
+            mixing = " or ".join(name for name, form in FORMATS.items() if form.mixes)
+            raise ValueError(f"quantize.mix and quantize.imatrix are for export.format {mixing}")
         return self
 
     @model_validator(mode="after")
     def _vision_fits_layout(self) -> Recipe:
-        if self.export.format == "gguf":
+        if FORMATS[self.export.format].own_layout:
             return self
         if self.layout == "text" and self.vision == "keep":
             raise ValueError("vision is keep, but layout text has no vision: use layout hub")
@@ -260,9 +288,9 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def read_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply `KEY=VALUE` overrides. RecipeError says what is wrong where."""
-    path = find_recipe(name)
+    path = find_recipe(str(name))
     if path.stat().st_size > MAX_RECIPE_BYTES:
         raise RecipeError(f"{path.name} has {path.stat().st_size} bytes, over {MAX_RECIPE_BYTES}")
     try:

@@ -1,4 +1,4 @@
-"""What people read: plans, inspections, verification reports, as plain text of stable width."""
+"""Plans, inspections and reports as plain text of stable width."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quant.scheme import KEEP
+from formats.stored import KEEP
 from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 
 def print_notes(plan: Plan) -> None:
-    """Print what was noticed while planning, on stderr."""
+    """Print the notes of a plan on stderr."""
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
 
@@ -59,35 +59,35 @@ def plan_text(plan: Plan) -> str:
     lines += [f"note: {note}" for note in plan.notes]
     files = "1 file" if len(plan.shards) == 1 else f"{len(plan.shards)} files"
     lines.append(f"{len(plan.tensors)} tensors, {size_text(plan.nbytes)} in {files}")
-    return "\n".join([*lines, "Nothing was read but headers and layer norms; nothing was written."])
+    return "\n".join([*lines, "Only headers and layer norms were read; nothing was written."])
 
 
 def _by_role(plan: Plan) -> dict[tuple[str, str, str, str], _Line]:
     table: dict[tuple[str, str, str, str], _Line] = defaultdict(_Line)
-    for row in plan.rows:
-        line = table[row.atom.role, row.atom.dtype, row.scheme, row.reason]
+    for item in plan.items:
+        line = table[item.atom.role, item.atom.dtype, item.scheme.name, item.reason]
         line.tensors += 1
-        line.after += sum(output.nbytes for output in row.outputs)
+        line.after += sum(output.nbytes for output in item.outputs)
     return table
 
 
 def plan_as_dict(plan: Plan) -> dict[str, Any]:
-    """Return the plan row by row, as `--plan --json` prints it."""
+    """Return the plan item by item, as `--plan --json` prints it."""
     return {
         "recipe": plan.recipe.model_dump(mode="json"),
         "files": {shard.name: shard.nbytes for shard in plan.shards},
         "rows": [
             {
-                "name": row.atom.name,
-                "role": row.atom.role,
-                "source": row.atom.stored,
-                "dtype": row.atom.dtype,
-                "shape": list(row.atom.shape),
-                "scheme": row.scheme,
-                "reason": row.reason,
-                "outputs": [output.name for output in row.outputs],
+                "name": item.atom.name,
+                "role": item.atom.role,
+                "source": item.atom.stored,
+                "dtype": item.atom.dtype,
+                "shape": list(item.atom.shape),
+                "scheme": item.scheme.name,
+                "reason": item.reason,
+                "outputs": [output.name for output in item.outputs],
             }
-            for row in plan.rows
+            for item in plan.items
         ],
         "dropped": plan.dropped,
         "notes": list(plan.notes),
@@ -95,15 +95,28 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def print_conversion(done: Conversion) -> None:
-    """Print where the artifact is and how it was proven."""
+    """Print where the artifact is, and the report of its verification."""
     tensors, size = len(done.plan.tensors), size_text(done.plan.nbytes)
     print(f"{done.out}: {tensors} tensors, {size}, recipe {done.plan.recipe.name}")
     if done.report:
         print_report(done.report)
 
 
+def print_checks(*, json: bool) -> None:
+    """Print the table of checks: id, level, what it catches, the test that plants it."""
+    from qwen35_convert.verification.table import CHECKS
+
+    if json:
+        print_json({"checks": [check.as_dict() for check in CHECKS]})
+        return
+    for check in CHECKS:
+        print(f"{check.id:<10} {check.level:<10} {check.catches} ({check.planted})")
+
+
 def print_report(report: Report) -> None:
-    """Print a verification report: schemes, then what is wrong."""
+    """Print a verification report: schemes, logits, failures, the level."""
+    from qwen35_convert.verification.levels import Level
+
     structure = report.structure
     print(
         f"structure   {structure['layout']} layout, {structure['tensors']} tensors, "
@@ -118,18 +131,21 @@ def print_report(report: Report) -> None:
     if len(report.failures) > MAX_LISTED:
         print(f"            and {len(report.failures) - MAX_LISTED} more (--json lists them)")
     print(
-        f"{'passed' if report.passed else 'FAILED'}      level {report.level}"
-        + ("" if report.against else ", without a source to compare with")
+        f"{'passed' if report.passed else 'FAILED'}      {Level(report.level, report.raised)}"
+        + ("" if report.against else ", not compared with a source")
     )
 
 
-def _print_logits(found: dict[str, Any]) -> None:
+def _print_logits(logits: dict[str, Any]) -> None:
     print(
-        f"logits      mean KL {found['kl_mean']:.3g}, 99.9 % {found['kl_p999']:.3g}, "
-        f"top-1 {found['top1']:.4f}, perplexity {found['ppl_source']:.4f} -> "
-        f"{found['ppl_artifact']:.4f}, {found['tokens']} tokens"
+        f"logits      mean KL {logits['kl_mean']:.3g}, 99.9 % {logits['kl_p999']:.3g}, "
+        f"top-1 {logits['top1']:.4f}, perplexity {logits['ppl_source']:.4f} -> "
+        f"{logits['ppl_artifact']:.4f}, {logits['tokens']} tokens"
     )
-    for layer in found["layers"]:
+    limits = logits["limits"]
+    top1 = "" if limits["min_top1"] is None else f", top-1 at least {limits['min_top1']}"
+    print(f"limits      mean KL at most {limits['max_kl']:.3g} ({limits['why']}){top1}")
+    for layer in logits["layers"]:
         print(f"layer {layer['layer']:<6}{layer['kind']:<18}error {layer['relative_error']:.3g}")
 
 
@@ -138,22 +154,24 @@ def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
         return f"{line['tensors']} tensors, compared byte for byte"
     return (
         f"{line['tensors']} tensors, relative RMS error {line['relative_rms']:.4%}, "
-        f"cosine {line['cosine']:.6f}, largest {line['max_abs']:.3g}, "
-        f"saturated {line['saturated']}, lost to zero {line['zeros']}"
+        f"cosine {line['cosine']:.6f}, largest error {line['max_abs']:.3g}, "
+        f"saturated: {line['saturated']:,}, rounded to zero: {line['zeros']:,}"
     )
 
 
-def print_imatrix(made: ImatrixReport) -> None:
-    """Print what an importance matrix holds, and which experts it can say nothing of."""
-    print(f"{made.out}: {made.tensors} tensors, {made.tokens} tokens in {made.chunks} chunks")
-    if made.unseen:
-        some = ", ".join(made.unseen[:MAX_LISTED])
-        print(f"note: {len(made.unseen)} experts were reached by no token: {some}", file=sys.stderr)
+def print_imatrix(matrix: ImatrixReport) -> None:
+    """Print the size of an importance matrix, and the experts that it does not cover."""
+    print(
+        f"{matrix.out}: {matrix.tensors} tensors, {matrix.tokens} tokens in {matrix.chunks} chunks"
+    )
+    if matrix.unseen:
+        some = ", ".join(matrix.unseen[:MAX_LISTED])
+        print(f"note: no token reached {len(matrix.unseen)} experts: {some}", file=sys.stderr)
 
 
 def print_bench(bench: Bench) -> None:
-    """Print a line for each step: its time, its floor, what part of it the floor explains."""
-    versions = ", ".join(f"{name} {said}" for name, said in bench.versions.items())
+    """Print a line for each step: its time, its floor, and the floor as a part of the time."""
+    versions = ", ".join(f"{name} {number}" for name, number in bench.versions.items())
     print(f"{bench.artifact} on {bench.device} ({versions})")
     peer = f"{bench.peer:>14}" if bench.peer else ""
     print(
@@ -174,25 +192,26 @@ def _or_dash(value: float | None, width: int, form: str) -> str:
     return f"{'-' if value is None else format(value, form):>{width}}"
 
 
-def print_inspection(found: Inspection, *, tensors: bool) -> None:
-    """Print what a checkpoint is."""
-    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items())
-    experts = f" ({found.mtp['experts']} experts)" if found.mtp["experts"] else ""
-    print(f"layout      {found.layout}, {found.kind}, {found.quantization or 'not quantised'}")
-    print(f"tensors     {found.tensors} ({dtypes})")
-    print(f"parameters  {found.parameters:,} in {size_text(found.bytes)}")
-    print(f"mtp         {found.mtp['layers']} layers{experts}")
-    print(f"vision      {'yes' if found.vision else 'no'}")
-    for key, value in found.config.items():
+def print_inspection(inspection: Inspection, *, tensors: bool) -> None:
+    """Print what a checkpoint holds."""
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in inspection.dtypes.items())
+    experts = f" ({inspection.mtp['experts']} experts)" if inspection.mtp["experts"] else ""
+    quantization = inspection.quantization or "not quantised"
+    print(f"layout      {inspection.layout}, {inspection.kind}, {quantization}")
+    print(f"tensors     {inspection.tensors} ({dtypes})")
+    print(f"parameters  {inspection.parameters:,} in {size_text(inspection.bytes)}")
+    print(f"mtp         {inspection.mtp['layers']} layers{experts}")
+    print(f"vision      {'yes' if inspection.vision else 'no'}")
+    for key, value in inspection.config.items():
         print(f"config      {key} {value}")
-    for key, value in found.serving.items():
+    for key, value in inspection.serving.items():
         print(f"serving     {key} {value}")
-    for note in found.notes:
+    for note in inspection.notes:
         print(f"note        {note}")
-    for problem in found.problems:
+    for problem in inspection.problems:
         print(
             f"PROBLEM     {problem['tensor']} {problem['problem']}\n  fix       {problem['remedy']}"
         )
     if tensors:
-        for info in found.tensor_list:
+        for info in inspection.tensor_list:
             print(f"{info.dtype:<9}{list(info.shape)!s:<24}{info.name}")

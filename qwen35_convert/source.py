@@ -1,14 +1,15 @@
-"""Where a source is: a folder, a file, or a repository on the hub, which is fetched or streamed.
+"""Sources: a folder, a file, or a repository on the hub, which is fetched or streamed.
 
 to convert   fetched first, every byte checked; or streamed: only ranges, no copy on the disk
-to look at   headers only: of the cache's copy of the same commit if it is whole, else by ranges
+to inspect   headers only: from the cache's copy of the same commit if it is whole, else by ranges
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.hub.client import is_offline, open_hub, parse_repo
 from qwen35_convert.hub.fetch import fetch, find_cached
@@ -21,8 +22,8 @@ def open_source(
 ) -> tuple[Checkpoint, Origin]:
     """Open a folder, a file, or `owner/name[@revision]` on the hub.
 
-    stream  leave the weights on the hub: they are read by ranges as they are asked for. Otherwise
-            the repository is fetched first.
+    stream  leave the weights on the hub: they are read by ranges when needed. Otherwise the
+            repository is fetched first.
     """
     named = _named(source, stream=stream)
     if named is None:
@@ -36,9 +37,9 @@ def open_source(
 
 
 def open_headers(source: str | Path, *, stream: bool = False) -> Checkpoint:
-    """Open a source to look at it: of one on the hub nothing but headers and side files comes.
+    """Open a source to inspect it: from the hub only headers and side files are fetched.
 
-    stream  do not look into the cache
+    stream  do not use the cache
     """
     named = _named(source, stream=stream)
     if named is None or is_offline():
@@ -55,11 +56,9 @@ def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None
     """Return (repo, revision) of a source on the hub, else None."""
     named = None if isinstance(source, Path) else parse_repo(source)
     if named is None and stream:
-        raise RecipeError(f"--stream: {str(source)!r} is no repository, expected owner/name")
+        raise RecipeError(f"--stream: {str(source)!r}", "is not a repository id", "owner/name")
     return named
 
 
 def _open_copy(folder: Path, repo: str) -> Checkpoint:
-    opened = open_checkpoint(folder)
-    opened.name = repo.rsplit("/", 1)[-1]
-    return opened
+    return open_checkpoint(folder, repo.rsplit("/", 1)[-1])

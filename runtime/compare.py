@@ -12,6 +12,7 @@ Shape letters: N sequences, T tokens of each, R = N*T rows, H hidden size, V voc
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -157,7 +158,9 @@ def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
     for source, artifact in zip(*parts, strict=True):
         norm += float(source.double().square().sum())
         error += float((artifact.double() - source).square().sum())
-    return (error / norm) ** 0.5 if norm else 0.0
+    if norm:
+        return math.sqrt(error / norm)
+    return math.inf if error > 0 else error  # NaN stays NaN
 
 
 def _head_strips(walk: Walk) -> Iterator[Tensor]:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from formats.family.config import Config
-from runtime.kernels.gemm_fp8 import Weight, linear
-from runtime.kernels.mlp import silu_mul
-from runtime.kernels.moe import MoeWeights, moe_block, route, router_logits
-from runtime.kernels.rmsnorm import rmsnorm
+from runtime.kernels.linear.mlp import silu_mul
+from runtime.kernels.linear.product import linear
+from runtime.kernels.linear.weight import Weight
+from runtime.kernels.moe.layer import MoeWeights, moe_block, router_logits
+from runtime.kernels.moe.routing import route
+from runtime.kernels.norm.rms import rmsnorm
 from runtime.model import Attention, Context, Gdn, Layer, Mlp, attention_heads, rule_heads
 from runtime.state import Batch, Pools, Room, Span, State
 from runtime.workers import Piece, Result, Workers

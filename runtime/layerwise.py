@@ -23,8 +23,8 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.family.config import Config
 from runtime.errors import RequestError
-from runtime.kernels.gemm_fp8 import linear
-from runtime.kernels.rmsnorm import rmsnorm
+from runtime.kernels.linear.product import linear
+from runtime.kernels.norm.rms import rmsnorm
 from runtime.layer_pass import LayerPass, Observer, grouped
 from runtime.load import Loader, check
 from runtime.workers import Workers

@@ -21,12 +21,13 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
+from formats.family.roles import ROLES
+from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
-from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, Weight
-from runtime.kernels.moe import Experts, MoeWeights
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
+from runtime.kernels.moe.layer import Experts, MoeWeights
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
-FLOAT32_ROLES = ("A_log", "dt_bias", "gdn_norm")
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -235,7 +236,7 @@ class Loader:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def _dtype_of(self, value: Value) -> torch.dtype:
-        wide = value.atom.role in FLOAT32_ROLES and value.atom.dtype == "F32"
+        wide = ROLES[value.atom.role].f32 and value.atom.dtype == "F32"
         return torch.float32 if wide else self.dtype
 
 
@@ -265,22 +266,25 @@ def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
     for value in values:
         num_rows = value.shape[0]
         for first, last in value.chunks():
-            part = value.exact(first, last) if decode else value.codes(first, last)
+            part = value.exact(first, last) if decode else value.stored(first, last)[CODES]
             out[start + first : start + last].copy_(part)
         value.release(0, num_rows)
         start += num_rows
 
 
-def _scales(value: Value) -> Tensor:
-    return value.scales(0, value.shape[0])
-
-
 def _scale_edge(value: Value) -> int | None:
-    """Return how many rows share a scale: 1, 128, or None without one scale to 128 rows."""
-    if value.scale is None:
+    """Return how many rows share a scale: 1, 128, or None if the weight is not FP8 or cut badly."""
+    if not isinstance(value.scheme, Fp8):
         return None
-    if value.scale.shape[1] == 1:
-        return 1
     scales = _scales(value)
+    if scales.shape[1] == 1:
+        return 1
     by_block = scales[::BLOCK].repeat_interleave(BLOCK, 0)[: len(scales)]
     return BLOCK if torch.equal(by_block, scales) else None
+
+
+def _scales(value: Value) -> Tensor:
+    """Return the scale of every row, float32 [N, G]."""
+    assert isinstance(value.scheme, Fp8), "only FP8 has scales that kernels take"
+    count = value.shape[0]
+    return value.scheme.scale_of_rows(value.shared_rows(SCALE, 0, count), count)

@@ -28,23 +28,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from formats.family.config import Config
-from runtime.kernels.attention import split_query_gate
-from runtime.kernels.attention_decode import attention_decode
-from runtime.kernels.attention_prefill import attention_prefill
-from runtime.kernels.attention_step import attention_step, few
-from runtime.kernels.conv1d import conv1d_prefill
-from runtime.kernels.expert_sum import Pairs, add_pairs_rmsnorm
-from runtime.kernels.gated_delta import gated_delta_prefill
-from runtime.kernels.gated_delta_mix import Rule, mixed_step
-from runtime.kernels.gemm_fp8 import Weight, codes_for, codes_linear, linear, takes_codes
-from runtime.kernels.gemv import norm_row_linear, row_gated, row_linear
+from runtime.kernels.attention.decode import attention_decode
+from runtime.kernels.attention.prefill import attention_prefill
+from runtime.kernels.attention.reference import split_query_gate
+from runtime.kernels.attention.rope import rope_cos_sin
+from runtime.kernels.attention.step import attention_step
+from runtime.kernels.attention.write import norm_rope_write
+from runtime.kernels.cases import Heads, Rows, RuleOutput
+from runtime.kernels.delta_rule.conv1d import conv1d_prefill
+from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step
+from runtime.kernels.delta_rule.states import gated_delta_prefill
+from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
+from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
-from runtime.kernels.mlp import mlp
-from runtime.kernels.moe import MoeWeights, moe_block, moe_row, moe_terms
-from runtime.kernels.qkv_write import norm_rope_write
-from runtime.kernels.quantize_rows import GROUP, Codes
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, gated_rmsnorm_codes, rmsnorm
-from runtime.kernels.rope import rope_cos_sin
+from runtime.kernels.linear.mlp import mlp
+from runtime.kernels.linear.product import codes_for, codes_linear, linear, takes_codes
+from runtime.kernels.linear.row import norm_row_linear, row_linear
+from runtime.kernels.linear.row_gated import row_gated
+from runtime.kernels.linear.weight import Weight
+from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
+from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
+from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.state import Batch, Pools
 
 
@@ -200,13 +205,20 @@ def add_norm(
 def decoder_layer(
     x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, Update | None]:
-    """Return (x, update): the residual stream after the layer is their sum.
+    """Return (x, update): the residual stream after the layer is their sum."""
+    compute = _layer(Rows(use_triton(x), x.shape[0]))
+    after: tuple[Tensor, Update | None] = compute(x, update, layer, pools, context)
+    return after
+
+
+def layer_of_rows(
+    x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
+) -> tuple[Tensor, Update | None]:
+    """Return `decoder_layer` with norms in kernels of their own.
 
     The last addition, and that of a token's experts, is left to the next norm, which does it in the
     same kernel. A norm's kernel also quantises, where the products that follow take codes.
     """
-    if update is None and len(x) == 1 and use_triton(x):
-        return one_row_layer(x, layer, pools, context), None
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     codes = codes_for(mixer.qkvz if isinstance(mixer, Gdn) else mixer.qkv, x)
     if update is None:
@@ -221,11 +233,11 @@ def decoder_layer(
     return x, mlp(normed, weights.gate_up, weights.down, codes)
 
 
-def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Tensor:
-    """Return the residual stream [1, H] after the layer, norms and additions within the products.
-
-    For one token of one sequence the number of kernels is what counts.
-    """
+def one_row_layer(
+    x: Tensor, update: None, layer: Layer, pools: Pools, context: Context
+) -> tuple[Tensor, None]:
+    """Return `decoder_layer` of one row with norms and additions within the products."""
+    assert update is None, "a layer of one row leaves no update to the next"
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
@@ -235,8 +247,8 @@ def one_row_layer(x: Tensor, layer: Layer, pools: Pools, context: Context) -> Te
         mixed = attention_heads(qkv, mixer, pools, context)
     x = row_linear(mixed, mixer.out, x)
     if isinstance(weights, MoeWeights):
-        return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"])
-    return row_linear(row_gated(x, weights.gate_up, layer.post_norm, eps), weights.down, x)
+        return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"]), None
+    return row_linear(row_gated(x, weights.gate_up, layer.post_norm, eps), weights.down, x), None
 
 
 def mix(
@@ -261,7 +273,8 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
 def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None) -> Tensor:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
     qkvz, ba, sizes = linear(x, w.qkvz, codes), linear(x, w.ba, codes), context.config.sizes
-    if context.batch.num_decodes or sizes["DV"] != GROUP or not takes_codes(w.out, x):
+    output = RuleOutput(context.batch.num_decodes > 0, sizes["DV"], takes_codes(w.out, x))
+    if _rule_norm(output) is not gated_rmsnorm_codes:
         return linear(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
     prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
     return codes_linear(gated_rmsnorm_codes(*prompts, w.norm, context.config.eps), w.out, x)
@@ -328,7 +341,8 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
     rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
-    if few(batch.num_decodes, batch.newest, kv_heads) and not batch.num_prefills:
+    rows = Heads(batch.num_decodes, batch.newest, kv_heads, batch.num_prefills > 0)
+    if _attention(rows) is attention_step:
         at = batch.slots, batch.lengths
         return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
@@ -346,3 +360,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+_layer = LAYER.bind(one_row_layer, layer_of_rows)
+_rule_norm = RULE_OUTPUT.bind(gated_rmsnorm, gated_rmsnorm_codes)
+_attention = ATTENTION.bind(attention_step, norm_rope_write)

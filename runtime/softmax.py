@@ -93,5 +93,7 @@ class Divergence:
 
     @property
     def agrees(self) -> Tensor:
-        """Return where [R] both sides have the same likeliest token."""
-        return self.source.best == self.artifact.best
+        """Return where [R] both sides have the same likeliest token; NaN agrees with nothing."""
+        source, artifact = self.source, self.artifact
+        known = ~(source.top.isnan() | artifact.top.isnan())
+        return known & (source.best == artifact.best)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from formats.family.config import read_config
+from formats.family.names import HUB, place
 from formats.family.rules import Form, Slot, family
-from formats.safetensors.names import HUB, place
 
 Weights = dict[str, torch.Tensor]
 

@@ -63,3 +63,9 @@ def golden(request: pytest.FixtureRequest):
 def nano() -> Path:
     """The bundled trained model."""
     return NANO
+
+
+@pytest.fixture(scope="session")
+def nano_path() -> Path:
+    """The bundled trained model, for fixtures of any scope."""
+    return NANO

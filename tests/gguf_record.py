@@ -98,11 +98,11 @@ def convert(source: Path, out: Path, case: str) -> Path:
         {
             "mtp": mtp,
             "vision": "keep" if vision else "drop",
-            "quantize": {"scheme": mix, "rules": "llama.cpp"},
+            "quantize": {"scheme": mix, "mix": "llama.cpp"},
             "export": {"format": "gguf"},
         }
     )
-    api.convert(source, out / f"{case}.gguf", recipe, verify=False)
+    api.convert(source, out / f"{case}.gguf", recipe, options=api.RunOptions(verify=False))
     return out / (f"mmproj-{case}.gguf" if vision else f"{case}.gguf")
 
 

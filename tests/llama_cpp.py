@@ -39,35 +39,61 @@ _DECODE = 1
 
 class _ModelParams(c.Structure):
     _fields_ = [
-        ("devices", c.c_void_p), ("tensor_buft_overrides", c.c_void_p),
-        ("n_gpu_layers", c.c_int32), ("split_mode", c.c_int32), ("load_mode", c.c_int32),
-        ("lazy_mode", c.c_int32), ("main_gpu", c.c_int32), ("tensor_split", c.c_void_p),
-        ("progress_callback", c.c_void_p), ("progress_callback_user_data", c.c_void_p),
-        ("kv_overrides", c.c_void_p), ("vocab_only", c.c_bool), ("check_tensors", c.c_bool),
-        ("use_extra_bufts", c.c_bool), ("no_host", c.c_bool), ("no_alloc", c.c_bool),
-        ("load_mtp", c.c_bool), ("tail", c.c_uint64 * 32),
-    ]  # fmt: skip
+        ("devices", c.c_void_p),
+        ("tensor_buft_overrides", c.c_void_p),
+        ("n_gpu_layers", c.c_int32),
+        ("split_mode", c.c_int32),
+        ("load_mode", c.c_int32),
+        ("lazy_mode", c.c_int32),
+        ("main_gpu", c.c_int32),
+        ("tensor_split", c.c_void_p),
+        ("progress_callback", c.c_void_p),
+        ("progress_callback_user_data", c.c_void_p),
+        ("kv_overrides", c.c_void_p),
+        ("vocab_only", c.c_bool),
+        ("check_tensors", c.c_bool),
+        ("use_extra_bufts", c.c_bool),
+        ("no_host", c.c_bool),
+        ("no_alloc", c.c_bool),
+        ("load_mtp", c.c_bool),
+        ("tail", c.c_uint64 * 32),
+    ]
 
 
 class _ContextParams(c.Structure):
     _fields_ = [
-        ("n_ctx", c.c_uint32), ("n_batch", c.c_uint32), ("n_ubatch", c.c_uint32),
-        ("n_seq_max", c.c_uint32), ("n_rs_seq", c.c_uint32), ("n_outputs_max", c.c_uint32),
-        ("n_outputs_max_per_seq", c.c_uint32), ("n_threads", c.c_int32),
-        ("n_threads_batch", c.c_int32), ("ctx_type", c.c_int32), ("kinds", c.c_int32 * 3),
+        ("n_ctx", c.c_uint32),
+        ("n_batch", c.c_uint32),
+        ("n_ubatch", c.c_uint32),
+        ("n_seq_max", c.c_uint32),
+        ("n_rs_seq", c.c_uint32),
+        ("n_outputs_max", c.c_uint32),
+        ("n_outputs_max_per_seq", c.c_uint32),
+        ("n_threads", c.c_int32),
+        ("n_threads_batch", c.c_int32),
+        ("ctx_type", c.c_int32),
+        ("kinds", c.c_int32 * 3),
         ("flash_attn_type", c.c_int32),
-        ("rope", c.c_float * 6), ("yarn_orig_ctx", c.c_uint32), ("defrag_thold", c.c_float),
-        ("cb_eval", c.c_void_p * 2), ("type_k", c.c_int32), ("type_v", c.c_int32),
+        ("rope", c.c_float * 6),
+        ("yarn_orig_ctx", c.c_uint32),
+        ("defrag_thold", c.c_float),
+        ("cb_eval", c.c_void_p * 2),
+        ("type_k", c.c_int32),
+        ("type_v", c.c_int32),
         ("tail", c.c_uint64 * 32),
-    ]  # fmt: skip
+    ]
 
 
 class _Batch(c.Structure):
     _fields_ = [
-        ("n_tokens", c.c_int32), ("token", c.POINTER(c.c_int32)), ("embd", c.c_void_p),
-        ("pos", c.c_void_p), ("n_seq_id", c.c_void_p), ("seq_id", c.c_void_p),
+        ("n_tokens", c.c_int32),
+        ("token", c.POINTER(c.c_int32)),
+        ("embd", c.c_void_p),
+        ("pos", c.c_void_p),
+        ("n_seq_id", c.c_void_p),
+        ("seq_id", c.c_void_p),
         ("logits", c.POINTER(c.c_int8)),
-    ]  # fmt: skip
+    ]
 
 
 class _Embd(c.Structure):

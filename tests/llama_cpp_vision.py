@@ -26,11 +26,18 @@ _MARKER = b"<__media__>"
 
 class _Params(c.Structure):
     _fields_ = [
-        ("use_gpu", c.c_bool), ("device", c.c_void_p), ("print_timings", c.c_bool),
-        ("n_threads", c.c_int), ("image_marker", c.c_char_p), ("media_marker", c.c_char_p),
-        ("flash_attn_type", c.c_int), ("warmup", c.c_bool), ("image_min_tokens", c.c_int),
-        ("image_max_tokens", c.c_int), ("tail", c.c_uint64 * 32),
-    ]  # fmt: skip
+        ("use_gpu", c.c_bool),
+        ("device", c.c_void_p),
+        ("print_timings", c.c_bool),
+        ("n_threads", c.c_int),
+        ("image_marker", c.c_char_p),
+        ("media_marker", c.c_char_p),
+        ("flash_attn_type", c.c_int),
+        ("warmup", c.c_bool),
+        ("image_min_tokens", c.c_int),
+        ("image_max_tokens", c.c_int),
+        ("tail", c.c_uint64 * 32),
+    ]
 
 
 class _Text(c.Structure):

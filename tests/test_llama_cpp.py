@@ -18,8 +18,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForConditionalGeneration
 
-from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
@@ -75,7 +75,7 @@ def converted(source, tmp_path_factory):
     def make(mix: str, mtp: str = "keep") -> Path:
         out = folder / f"{mix}-{mtp}.gguf"
         if not out.exists():
-            api.convert(source, out, gguf(mix, mtp=mtp), verify=False)
+            api.convert(source, out, gguf(mix, mtp=mtp), options=api.RunOptions(verify=False))
         return out
 
     return make
@@ -144,16 +144,21 @@ def test_it_predicts_what_we_predict_from_the_same_file(converted, ids, mix, mtp
 
 # composed (NFC): unlike the tokenizer of the hub, llama.cpp does not normalise
 STRANGE = (
-    "<|im_start|>user\nHi<|im_end|>\n", "  two  spaces\n\n\n\ttab\r\nend ", "x==y; //!? ...", "",
-    "don't I'LL we've 12345", "na\u00efve \u00dcber q\u0301 \u4f60\u597d\uff01",
-    "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f44d\U0001f3fd", "\u202fnarrow\u3000wide\u00a0hard",
-)  # fmt: skip
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "  two  spaces\n\n\n\ttab\r\nend ",
+    "x==y; //!? ...",
+    "",
+    "don't I'LL we've 12345",
+    "na\u00efve \u00dcber q\u0301 \u4f60\u597d\uff01",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \U0001f44d\U0001f3fd",
+    "\u202fnarrow\u3000wide\u00a0hard",
+)
 
 
 @pytest.fixture(scope="module")
 def nano_file(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("nano") / "nano.gguf"
-    api.convert(NANO, out, gguf("q8_0"), verify=False)
+    api.convert(NANO, out, gguf("q8_0"), options=api.RunOptions(verify=False))
     return out
 
 
@@ -190,7 +195,12 @@ def patches(pixels_YXC: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("size", [(128, 128), (96, 160)], ids=["8x8", "6x10"])
 def test_an_image_is_encoded_as_by_transformers(tmp_path, size):
-    api.convert(NANO, tmp_path / "nano.gguf", gguf("f32", vision="keep"), verify=False)
+    api.convert(
+        NANO,
+        tmp_path / "nano.gguf",
+        gguf("f32", vision="keep"),
+        options=api.RunOptions(verify=False),
+    )
     pixels = np.random.default_rng(35).integers(0, 256, (*size, 3), dtype=np.uint8)
     with LlamaCpp(tmp_path / "nano.gguf", 64) as model:
         found = encode_image(model, tmp_path / "mmproj-nano.gguf", pixels)

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = {"qwen35_convert", "quant", "runtime", "formats"}
 
 
 def test_the_wheel_has_exactly_the_four_packages(tmp_path):
@@ -17,9 +18,10 @@ def test_the_wheel_has_exactly_the_four_packages(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/", 1)[0] for name in names}
     (info,) = (name for name in top if name.endswith(".dist-info"))
-    assert top - {info} == {"qwen35_convert", "quant", "runtime", "formats"}
+    assert top - {info} == PACKAGES
     recipes = {path.name for path in (ROOT / "recipes").glob("*.yaml")}
     assert {f"qwen35_convert/recipes/{name}" for name in recipes} <= set(names)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
 
 
 def test_a_foreign_package_of_our_name_is_refused(tmp_path):

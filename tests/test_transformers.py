@@ -15,9 +15,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from formats.checkpoint import open_checkpoint
 from quant.stored import open_value
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe import read_recipe
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 

@@ -19,7 +19,13 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import attention, conv1d, mlp, qkv_write, quantize_rows, rmsnorm, rope
+from runtime.kernels.attention import reference as attention
+from runtime.kernels.attention import rope, write
+from runtime.kernels.delta_rule import conv1d
+from runtime.kernels.delta_rule import conv1d_step as step
+from runtime.kernels.encode import rows
+from runtime.kernels.linear import mlp
+from runtime.kernels.norm import gated, rms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +56,11 @@ def conv1d_step(s: Setting, batch: int) -> Case:
     """Return one token of each sequence through the convolution; prefill gives the same bits."""
     x, weight = s.normal(batch, sum(s.widths)), s.normal(sum(s.widths), 1, TAPS)
     whole, slots = s.normal(batch + 4, sum(s.widths), TAPS - 1), s.slots(batch)
-    call = partial(conv1d.conv1d_step, x, weight, whole[1:], slots)
+    call = partial(step.conv1d_step, x, weight, whole[1:], slots)
 
     def check() -> list[Part]:
         pool, prefilled = whole.clone(), whole.clone()
-        expected = conv1d.conv1d_step_reference(x, weight, pool[1:], slots)
+        expected = step.conv1d_step_reference(x, weight, pool[1:], slots)
         bounds, used = s.bounds([1] * batch), slots >= 0
         same = conv1d.conv1d_prefill(x, weight, prefilled[1:], slots, bounds)
         got = poisoned(call)
@@ -70,10 +76,10 @@ def conv1d_step(s: Setting, batch: int) -> Case:
 def rms_norm(s: Setting, tokens: int) -> Case:
     """Return the zero-centred norm of the residual stream."""
     x, w = s.normal(tokens, s.hidden), s.normal(s.hidden)
-    call = partial(rmsnorm.rmsnorm, x, w, EPS)
+    call = partial(rms.rmsnorm, x, w, EPS)
 
     def check() -> list[Part]:
-        expected = rmsnorm.rmsnorm_reference(x.double(), w.double(), EPS)
+        expected = rms.rmsnorm_reference(x.double(), w.double(), EPS)
         return [Part("y", poisoned(call), expected, ONCE)]
 
     return Case(call, check, 2 * size(x))
@@ -82,11 +88,11 @@ def rms_norm(s: Setting, tokens: int) -> Case:
 def add_rms_norm(s: Setting, tokens: int) -> Case:
     """Return the same with the residual add."""
     x, residual, w = s.normal(tokens, s.hidden), s.normal(tokens, s.hidden), s.normal(s.hidden)
-    call = partial(rmsnorm.add_rmsnorm, x, residual, w, EPS)
+    call = partial(rms.add_rmsnorm, x, residual, w, EPS)
 
     def check() -> list[Part]:
         y, total = poisoned(call)
-        expected = rmsnorm.rmsnorm_reference((x + residual).double(), w.double(), EPS)
+        expected = rms.rmsnorm_reference((x + residual).double(), w.double(), EPS)
         return [Part("y", y, expected, ONCE), Part("total", total, x + residual, BITS)]
 
     return Case(call, check, 4 * size(x))
@@ -97,10 +103,10 @@ def gated_rms_norm(s: Setting, tokens: int) -> Case:
     o = s.normal(tokens, s.value_heads, s.d)
     z = s.normal(tokens, sum(s.widths) + s.widths[2])[:, -s.widths[2] :].unflatten(1, (-1, s.d))
     w = s.normal(s.d, dtype=torch.float32)
-    call = partial(rmsnorm.gated_rmsnorm, o, z, w, EPS)
+    call = partial(gated.gated_rmsnorm, o, z, w, EPS)
 
     def check() -> list[Part]:
-        expected = rmsnorm.gated_rmsnorm_reference(*(x.double() for x in (o, z, w)), EPS)
+        expected = gated.gated_rmsnorm_reference(*(x.double() for x in (o, z, w)), EPS)
         return [Part("y", poisoned(call), expected, SEVERAL)]
 
     return Case(call, check, 3 * size(o))
@@ -140,11 +146,11 @@ def norm_rope_write(s: Setting, tokens: int) -> Case:
     slots[3::7] = -1
     inputs = q, k, v, *weights, *angles
     pools = [whole[1:] for whole in wholes]
-    call = partial(qkv_write.norm_rope_write, *inputs, EPS, *pools, slots, places)
+    call = partial(write.norm_rope_write, *inputs, EPS, *pools, slots, places)
 
     def check() -> list[Part]:
         expected = [whole.double() for whole in wholes]
-        q_expected = qkv_write.norm_rope_write_reference(
+        q_expected = write.norm_rope_write_reference(
             *(x.double() for x in inputs), EPS, *(pool[1:] for pool in expected), slots, places
         )
         written = torch.zeros(shape[:2], dtype=torch.bool, device=s.device)
@@ -178,11 +184,11 @@ def quantise_rows(s: Setting, tokens: int, group: int | None) -> Case:
     )
     x[tokens // 2, : group or s.hidden] = 0
     columns = group or s.hidden
-    call = partial(quantize_rows.quantize_rows, x, columns)
+    call = partial(rows.quantize_rows, x, columns)
 
     def check() -> list[Part]:
         codes, scale = poisoned(call)
-        expected_codes, expected_scale = quantize_rows.quantize_rows_reference(x, columns)
+        expected_codes, expected_scale = rows.quantize_rows_reference(x, columns)
         return [
             Part("codes", codes, expected_codes, BITS),
             Part("scale", scale, expected_scale, BITS),

@@ -20,14 +20,12 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import (
-    attention,
-    attention_decode,
-    attention_prefill,
-    attention_step,
-    gated_delta,
-)
-from runtime.kernels.delta_rule import CHUNK, chunks, recurrence
+from runtime.kernels.attention import decode as attention_decode
+from runtime.kernels.attention import prefill as attention_prefill
+from runtime.kernels.attention import reference as attention
+from runtime.kernels.attention import step as attention_step
+from runtime.kernels.delta_rule import states as gated_delta
+from runtime.kernels.delta_rule.rule import CHUNK, chunks, recurrence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,9 +128,12 @@ def _queries(s: Setting, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _attention(
-    kernels: tuple[Any, Any], queries: tuple[Tensor, Tensor], wholes: list[Tensor],
-    args: tuple[Tensor, ...], seen: tuple[float, float],
-) -> Case:  # fmt: skip
+    kernels: tuple[Any, Any],
+    queries: tuple[Tensor, Tensor],
+    wholes: list[Tensor],
+    args: tuple[Tensor, ...],
+    seen: tuple[float, float],
+) -> Case:
     """Return a case; `seen` is how many keys are read and how many pairs of query and key meet."""
     kernel, reference = kernels
     pools = [whole[1:] for whole in wholes]
@@ -159,8 +160,11 @@ def prefill(s: Setting, lengths: Sequence[int], starts: Sequence[int]) -> Case:
     keys = sum(context for use, context in zip(used, contexts, strict=True) if use)
     return _attention(
         (attention_prefill.attention_prefill, attention.attention_prefill_reference),
-        _queries(s, sum(lengths)), _key_pools(s, slots, contexts), args, (keys, pairs),
-    )  # fmt: skip
+        _queries(s, sum(lengths)),
+        _key_pools(s, slots, contexts),
+        args,
+        (keys, pairs),
+    )
 
 
 def decode(s: Setting, lengths: Sequence[int]) -> Case:
@@ -170,8 +174,11 @@ def decode(s: Setting, lengths: Sequence[int]) -> Case:
     keys = sum(length for slot, length in zip(slots.tolist(), lengths, strict=True) if slot >= 0)
     return _attention(
         (attention_decode.attention_decode, attention_decode.attention_decode_reference),
-        _queries(s, len(lengths)), _key_pools(s, slots, lengths), args, (keys, keys),
-    )  # fmt: skip
+        _queries(s, len(lengths)),
+        _key_pools(s, slots, lengths),
+        args,
+        (keys, keys),
+    )
 
 
 def step(s: Setting, lengths: Sequence[int]) -> Case:

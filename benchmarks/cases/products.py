@@ -20,10 +20,13 @@ from benchmarks.cases.setting import (
     poisoned,
     size,
 )
-from runtime.kernels import expert_blocks, expert_sum, gemm_fp8, mlp, moe
-from runtime.kernels.gemm_fp8 import BLOCK, Fp8Weight, dequant_reference
-from runtime.kernels.quantize_rows import quantize_rows_reference
-from runtime.kernels.rmsnorm import rmsnorm_reference
+from runtime.kernels.encode.rows import quantize_rows_reference
+from runtime.kernels.linear import mlp, product
+from runtime.kernels.linear import weight as weights
+from runtime.kernels.linear.weight import BLOCK, Fp8Weight, dequant_reference
+from runtime.kernels.moe import layer, routing, sort
+from runtime.kernels.moe import sum as expert_sum
+from runtime.kernels.norm.rms import rmsnorm_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +69,7 @@ def dequant(s: Setting, n: int, k: int, scheme: str) -> Case:
     """Return a weight in the model dtype."""
     weight = _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "only FP8 weights are dequantised"
-    call = partial(gemm_fp8.dequant, weight.codes, weight.scale, s.dtype)
+    call = partial(weights.dequant, weight.codes, weight.scale, s.dtype)
 
     def check() -> list[Part]:
         expected = dequant_reference(weight.codes, weight.scale, s.dtype)
@@ -79,7 +82,7 @@ def linear_fp8(s: Setting, m: int, n: int, k: int, scheme: str) -> Case:
     """Return a linear layer that leaves x as it is."""
     x, weight = s.normal(m, k), _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "the weight must be FP8"
-    call = partial(gemm_fp8.linear_fp8, x, weight.codes, weight.scale)
+    call = partial(product.linear, x, weight)
 
     def check() -> list[Part]:
         return [Part("y", poisoned(call), x.double() @ _exact(weight).T, PRODUCT)]
@@ -91,7 +94,7 @@ def linear_fp8_dynamic(s: Setting, m: int, n: int, k: int, scheme: str) -> Case:
     """Return a linear layer that quantises x first, beside the product with the codes of torch."""
     x, weight = s.normal(m, k), _weight(s, n, k, scheme=scheme)
     assert isinstance(weight, Fp8Weight), "the weight must be FP8"
-    call = partial(gemm_fp8.linear_fp8_dynamic, x, weight.codes, weight.scale)
+    call = partial(product.quantised_linear, x, weight)
     group = BLOCK if scheme == "block" else k
 
     def check() -> list[Part]:
@@ -117,7 +120,7 @@ def gated_linear(s: Setting, tokens: int, scheme: str) -> Case:
 def route(s: Setting, tokens: int, *, absorbed: bool) -> Case:
     """Return the choice of experts; ties, which bfloat16 logits have, go to the lower number."""
     logits = s.normal(tokens, s.experts + int(absorbed))
-    call = partial(moe.route_absorbed if absorbed else moe.route, logits, s.top)
+    call = partial(routing.route_absorbed if absorbed else routing.route, logits, s.top)
 
     def check() -> list[Part]:
         exact = logits[:, : s.experts].double().softmax(1)
@@ -136,13 +139,13 @@ def route(s: Setting, tokens: int, *, absorbed: bool) -> Case:
 
 def sort_pairs(s: Setting, tokens: int, block: int) -> Case:
     """Return the pairs of the chosen experts and the absorbed one, in blocks of one expert."""
-    chosen = moe.route_absorbed_reference(s.normal(tokens, s.experts + 1), s.top)[1]
+    chosen = routing.route_absorbed_reference(s.normal(tokens, s.experts + 1), s.top)[1]
     args = chosen, s.experts + 1, block
-    call = partial(expert_blocks.expert_blocks, *args)
+    call = partial(sort.expert_blocks, *args)
 
     def check() -> list[Part]:
         order, blocks = poisoned(call)
-        expected_order, expected = expert_blocks.expert_blocks_reference(*args)
+        expected_order, expected = sort.expert_blocks_reference(*args)
         unused = expected[:, :1] < 0
         return [
             Part("order", order, expected_order, BITS),
@@ -174,15 +177,15 @@ def moe_experts(s: Setting, tokens: int, scheme: str, *, dynamic: bool = False) 
     if dynamic:
         gate_up, down = replace(gate_up, dynamic=True), replace(down, dynamic=True)
     x = s.normal(tokens, s.hidden)
-    chosen = moe.route_reference(s.normal(tokens, s.experts), s.top)
-    call = partial(moe.moe_experts, x, gate_up, down, *chosen)
+    chosen = routing.route_reference(s.normal(tokens, s.experts), s.top)
+    call = partial(layer.moe_experts, x, gate_up, down, *chosen)
 
     def check() -> list[Part]:
         if dynamic:  # in float64 inner activations next to a tie would get another code
-            expected = moe.moe_experts_reference(x, gate_up, down, *chosen)
+            expected = layer.moe_experts_reference(x, gate_up, down, *chosen)
         else:
             weights, experts = chosen
-            expected = moe.moe_experts_reference(
+            expected = layer.moe_experts_reference(
                 x.double(), Exact(gate_up), Exact(down), weights.double(), experts
             )
         return [Part("y", poisoned(call), expected, DEEP)]

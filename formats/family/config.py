@@ -179,12 +179,12 @@ def _object(part: Mapping[str, Any], where: str, field: str) -> dict[str, Any] |
 def _is_moe(raw: dict[str, Any], text: dict[str, Any]) -> bool:
     """Both model types, inside and outside, must be of the family; the inner one decides."""
     outer, inner = raw.get("model_type"), text.get("model_type")
-    for given in (outer, inner) if outer and inner else (inner or outer,):
-        if given not in (*OUTER_TYPES, *TEXT_TYPES):
+    for stated in (outer, inner) if outer and inner else (inner or outer,):
+        if stated not in (*OUTER_TYPES, *TEXT_TYPES):
             known = ", ".join((*OUTER_TYPES, *TEXT_TYPES))
             raise FormatError(
-                f"config.json: model_type is {given!r:.120}, expected one of {known}\n"
-                f"  why   {_why_not(str(given))}"
+                f"config.json: model_type is {stated!r:.120}, expected one of {known}\n"
+                f"  why   {_why_not(str(stated))}"
             )
     kind = str(inner or outer)
     return TEXT_TYPES[OUTER_TYPES.get(kind, kind)]
@@ -260,23 +260,23 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
     count = _size(text, prefix, "num_hidden_layers", None)
     if count > MAX_LAYERS:
         raise FormatError(f"config.json: {prefix}num_hidden_layers is {count}, over {MAX_LAYERS}")
-    given = text.get("layer_types")
-    if given is None:
+    stated = text.get("layer_types")
+    if stated is None:
         interval = _size(text, prefix, "full_attention_interval", 4)
         return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
-    if not isinstance(given, list) or len(given) != count:
-        got = len(given) if isinstance(given, list) else f"{given!r:.120}"
+    if not isinstance(stated, list) or len(stated) != count:
+        got = len(stated) if isinstance(stated, list) else f"{stated!r:.120}"
         raise FormatError(
             f"config.json: {prefix}layer_types has {got} entries, expected {count} "
             f"({prefix}num_hidden_layers)"
         )
-    for i, kind in enumerate(given):
+    for i, kind in enumerate(stated):
         if kind not in LAYER_TYPES:
             raise FormatError(
                 f"config.json: {prefix}layer_types[{i}] is {kind!r:.120}, "
                 f"expected {' or '.join(LAYER_TYPES)}"
             )
-    return tuple(given)
+    return tuple(stated)
 
 
 def _rope(text: dict[str, Any], prefix: str) -> Rope:

@@ -1,7 +1,9 @@
 """Recognise a checkpoint by its tensors, not by its class name, and account for every one.
 
+    stored names -> names of the table -> weights in their stored forms -> places in the family
+
 The result is a list of atoms: the tensors of the family at their finest (one projection of one
-expert), each with the stored tensor it comes from and the operations that cut it out. Converting,
+expert), each with the stored tensors it comes from and the operations that cut it out. Converting,
 verifying and running all read atoms, so every layout is understood once, here.
 
 Coverage is total both ways: a stored tensor without a place is a problem, and so is a place
@@ -10,42 +12,27 @@ without a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from formats.family.config import Config
-from formats.family.dialects import (
-    GGUF,
-    MLX,
-    dialect_of,
-    ops_to_hub,
-    rename_gguf,
-    stored_shape,
-)
+from formats.family.dialects import HUB_DIALECT, MLX, Dialect, dialect_of
+from formats.family.names import FP32_HOLDER, HUB, TEXT, leftover, rename
 from formats.family.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
-from formats.family.rules import FUSED_GROUPS, RULES, Form, Slot, family, template
-from formats.safetensors.names import (
-    FP32_HOLDER,
-    HUB,
-    TEXT,
-    Problem,
-    leftover,
-    rename,
-    split_scales,
-)
-from formats.tensor import DTYPE_BYTES, TensorInfo
-
-SOURCE_TYPES = ("BF16", "F16", "F32")
-FP8_TYPES = ("F8_E4M3",)
-SCALE_TYPES = ("BF16", "F16", "F32", "F8_E8M0")
-BLOCK = 128
+from formats.family.roles import ROLES
+from formats.family.rules import EXPERTS_FUSED, RULES, Form, Slot, family, template
+from formats.stored import Problem, Recogniser, StoredForm, StoredWeight
+from formats.tensor import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Atom:
     """One tensor of the family: where it is stored and how it is cut out.
 
-    `dtype` is its type once decoded; `scale` names the stored scale of an FP8 weight.
+    dtype   of its values once decoded
+    form    how the stored weight is encoded
+    weight  its name in the checkpoint, as if it were stored plainly
+    parts   names of the stored tensors, in the form's order; the first has the weight's rows
     """
 
     name: str
@@ -53,14 +40,35 @@ class Atom:
     role: str
     shape: Shape
     dtype: str
-    stored: str
+    form: StoredForm
+    weight: str
+    parts: tuple[str, ...]
     ops: tuple[Op, ...] = ()
-    scale: str | None = None
+
+    @property
+    def stored(self) -> str:
+        """Name of the stored tensor that has its rows."""
+        return self.parts[0]
+
+    @property
+    def scheme(self) -> str:
+        """Name of its stored form."""
+        return self.form.name
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it is stored in codes, not in numbers."""
+        return self.form.label is not None
 
     @property
     def group(self) -> str | None:
-        """Key of the linears that engines fuse with this one."""
+        """Key of the linears that engines give one scheme with this one."""
         return fused_group(self.name, self.role)
+
+    @property
+    def matrix(self) -> str:
+        """Key of the linears that engines run as one matrix with this one; its own name if none."""
+        return fused_matrix(self.name, self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,58 +86,90 @@ class Layout:
 
 def fused_group(name: str, role: str) -> str | None:
     """Return the group key: the parent module and the fused name, as `layers.3.self_attn.qkv`."""
-    kind = FUSED_GROUPS.get(role)
-    if kind == "experts":
+    fused = ROLES[role].fused
+    if fused == "experts":
         return name.rsplit(".", 2)[0]
-    return f"{name.rsplit('.', 1)[0]}.{kind}" if kind else None
+    return f"{name.rsplit('.', 1)[0]}.{fused}" if fused else None
 
 
-def recognise(infos: Mapping[str, TensorInfo], config: Config, *, gguf: bool = False) -> Layout:
+def fused_matrix(name: str, role: str) -> str:
+    """Return the key of one matrix: gate and up of one expert, but not all experts of a layer."""
+    parent, _, projection = name.rpartition(".")
+    fused = ROLES[projection if role == "expert" else role].fused
+    return f"{parent}.{fused}" if fused else name
+
+
+def recognise(
+    infos: Mapping[str, TensorInfo],
+    config: Config,
+    recognisers: Sequence[Recogniser],
+    dialect: Dialect | None = None,
+) -> Layout:
     """Match stored tensors to the family; problems are collected, not raised.
 
-    gguf  the tensors come from a GGUF file, under its names
+    recognisers  of the stored forms that may occur, asked in this order
+    dialect      how names are spelt; None: the hub's way or MLX's, whichever the tensors show
     """
-    leftovers = [found for info in infos.values() if (found := leftover(info)) and not gguf]
-    foreign = {problem.tensor for problem in leftovers}
-    kept = {name: info for name, info in infos.items() if name not in foreign}
-    names, collisions = rename_gguf(kept, len(config.layer_types)) if gguf else rename(kept)
+    names, collisions = dialect.rename(infos, config) if dialect else rename(infos)
     held = {hub: infos[stored] for hub, stored in names.items()}
-    weights, scales = split_scales(held)
-    form, dialect = _form(weights, config), GGUF if gguf else dialect_of(held, config)
+    weights = _weights(held, recognisers)
+    leftovers = {} if dialect else _leftovers(held, weights)
+    for hub in leftovers:
+        del held[hub]
+        weights.pop(hub, None)
+    unclaimed = _unclaimed(held, weights)
+    form = _form([*weights, *unclaimed], config)
+    dialect = dialect or dialect_of(held, config)
     slots = {slot.hub: slot for slot in family(config.sizes, config.layer_types, form)}
-    problems = [*leftovers, *collisions, *_coverage(weights, slots, held, config)]
-    problems += _lost_scales(held, scales)
-    atoms: dict[str, Atom] = {}
-    for hub, slot in slots.items():
-        if hub not in held:
-            continue
-        match = _Match(slot, held[hub], held[scales[hub]] if hub in scales else None, dialect)
-        checked = _check(match, config)
-        problems += checked
-        if not checked:
-            atoms |= {atom.name: atom for atom in _cut(match, config)}
+    matches = _Matches(config, held, weights, recognisers, dialect)
+    atoms, problems = matches.cut(slots)
+    problems = list(
+        dict.fromkeys(
+            (*leftovers.values(), *collisions, *matches.coverage(slots, unclaimed), *problems)
+        )
+    )
     tied, tie_notes, tie_problems = _tied(config, form)
-    if dialect == MLX and form.mtp_layers:
+    if dialect.kind == MLX and form.mtp_layers:
         problems.append(MLX_MTP)
     return Layout(
-        kind=dialect if dialect in (MLX, GGUF) else _kind(held, config, form),
+        kind=_kind(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
         form=form,
         atoms=atoms,
         tied=tied,
-        quantized=_quantized(atoms, infos),
-        notes=tie_notes + _notes(held, config, form, mlx=dialect == MLX),
+        quantized=_quantized(atoms),
+        notes=tie_notes + _notes(held, config, form, mlx=dialect.kind == MLX),
         problems=problems + tie_problems,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A place in the family and the stored tensor that fills it."""
+def _weights(
+    held: Mapping[str, TensorInfo], recognisers: Sequence[Recogniser]
+) -> dict[str, StoredWeight]:
+    """Return the weights by name; a tensor belongs to the first recogniser that knows it."""
+    weights: dict[str, StoredWeight] = {}
+    claimed: set[str] = set()
+    for recogniser in recognisers:
+        for weight in recogniser.recognise(held):
+            names = {part.name for part in weight.parts}
+            if claimed.isdisjoint(names):
+                weights[weight.name] = weight
+                claimed |= names
+    return weights
 
-    slot: Slot
-    info: TensorInfo
-    scale: TensorInfo | None
-    dialect: str
+
+def _leftovers(
+    held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight]
+) -> dict[str, Problem]:
+    """Return what other quantisers and trainers left, which is part of no quantised weight."""
+    coded = {part.name for w in weights.values() if w.form.label for part in w.parts}
+    suspects = ((hub, leftover(info)) for hub, info in held.items() if info.name not in coded)
+    return {hub: problem for hub, problem in suspects if problem}
+
+
+def _unclaimed(held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight]) -> list[str]:
+    """Return the names of tensors that are part of no weight."""
+    claimed = {part.name for weight in weights.values() for part in weight.parts}
+    return [hub for hub, info in held.items() if info.name not in claimed]
 
 
 MLX_MTP = Problem(
@@ -139,10 +179,10 @@ MLX_MTP = Problem(
 )
 
 
-def _form(weights: list[str], config: Config) -> Form:
-    keys = {template(name) for name in weights}
+def _form(names: Sequence[str], config: Config) -> Form:
+    keys = {template(name) for name in names}
     rules = {key for key, _ in keys}
-    heads = {name.split(".", 1)[0] for name in weights}
+    heads = {name.split(".", 1)[0] for name in names}
     mtp = {numbers[0] for key, numbers in keys if key.startswith("mtp.layers.#.")}
     return Form(
         experts=_experts(rules, "layers.#."),
@@ -160,19 +200,89 @@ def _experts(rules: set[str], prefix: str) -> str:
     return "mlx" if prefix + "mlp.switch_mlp.gate_proj.weight" in rules else "split"
 
 
-def _coverage(
-    weights: list[str], slots: Mapping[str, Slot], held: Mapping[str, TensorInfo], config: Config
-) -> Iterator[Problem]:
-    present = set(weights)
-    again = "download the checkpoint again"
-    for hub in slots:
-        if hub not in present:
-            other = ", or remove the other mtp tensors" if hub.startswith("mtp.") else ""
-            yield Problem(hub, "is missing", again + other)
-    for hub in weights:
-        if hub not in slots:
-            reason = _unplaced(hub, config)
-            yield Problem(held[hub].name, reason, "remove it, or correct config.json")
+@dataclass(frozen=True, slots=True)
+class _Matches:
+    """The stored tensors beside the places of the family."""
+
+    config: Config
+    held: Mapping[str, TensorInfo]
+    weights: Mapping[str, StoredWeight]
+    recognisers: Sequence[Recogniser]
+    dialect: Dialect
+
+    def cut(self, slots: Mapping[str, Slot]) -> tuple[dict[str, Atom], list[Problem]]:
+        """Return the atoms of every place that is filled, and what is wrong with the others."""
+        atoms: dict[str, Atom] = {}
+        problems: list[Problem] = []
+        for hub, slot in slots.items():
+            if hub not in self.weights:
+                problems += [self._misfit(hub, slot)] if hub in self.held else []
+                continue
+            wrong = self._check(self.weights[hub], slot)
+            problems += [wrong] if wrong else []
+            if wrong is None:
+                atoms |= {atom.name: atom for atom in self._cut(self.weights[hub], slot)}
+        return atoms, problems
+
+    def coverage(self, slots: Mapping[str, Slot], unclaimed: Sequence[str]) -> Iterator[Problem]:
+        """Yield a problem for each place without a tensor, and for each tensor without a place."""
+        again = "download the checkpoint again"
+        for hub in slots:
+            if hub not in self.weights and hub not in self.held:
+                other = ", or remove the other mtp tensors" if hub.startswith("mtp.") else ""
+                yield Problem(hub, "is missing", again + other)
+        for hub in (*self.weights, *unclaimed):
+            if hub not in slots:
+                reason = _unplaced(hub, self.config)
+                unplaced = Problem(self.held[hub].name, reason, "remove it, or correct config.json")
+                yield self._explain(hub) or unplaced
+
+    def _explain(self, hub: str) -> Problem | None:
+        """Ask what is wrong with a tensor that no recogniser has taken."""
+        problems = (one.explain(hub, self.held) for one in self.recognisers)
+        return next((problem for problem in problems if problem), None)
+
+    def _misfit(self, hub: str, slot: Slot) -> Problem:
+        """Say why the tensor of this name is no weight for its place."""
+        info = self.held[hub]
+        wrong = self._wrong_shape(info.name, info.shape, slot) or self._explain(hub)
+        unknown = f"has dtype {info.dtype}, expected BF16, F16, F32 or a known quantised form"
+        return wrong or Problem(info.name, unknown, "convert a BF16 checkpoint")
+
+    def _check(self, weight: StoredWeight, slot: Slot) -> Problem | None:
+        name, role = weight.parts[0].name, slot.rule.role
+        wrong = self._wrong_shape(name, weight.shape, slot)
+        odd = weight.form.label and len(weight.shape) != 2 and role not in EXPERT_PIECES
+        if wrong or not odd or self.dialect.kind not in (HUB_DIALECT, MLX):
+            return wrong
+        problem = f"is {weight.form.name} with shape {list(weight.shape)}, expected a matrix"
+        return Problem(name, problem, "convert a BF16 checkpoint")
+
+    def _wrong_shape(self, name: str, shape: Shape, slot: Slot) -> Problem | None:
+        expected = self.dialect.stored_shape(slot, shape)
+        if 0 in shape:
+            remedy = "save the checkpoint again with all ranks gathered"
+            return Problem(name, f"is empty (shape {list(shape)})", remedy)
+        if shape == expected:
+            return None
+        symbols = slot.rule.shape
+        problem = (
+            f"has shape {list(shape)}, expected {list(expected)} ({symbols})\n"
+            f"  from  config.json: {self.config.source_of(symbols)}"
+        )
+        if sorted(shape) != sorted(expected):
+            return Problem(name, problem, "use the config.json that belongs to these tensors")
+        order = "it is transposed" if shape == expected[::-1] else "its axes are in another order"
+        return Problem(name, f"{problem}\n  why   {order}", "save it in the hub's order")
+
+    def _cut(self, weight: StoredWeight, slot: Slot) -> Iterator[Atom]:
+        """Yield the atoms of one stored weight."""
+        sizes, parts = self.config.sizes, tuple(part.name for part in weight.parts)
+        plain = _renamed(parts[0], weight.name)
+        for hub, role, pieces in _pieces(slot, sizes):
+            ops = pieces + self.dialect.ops_to_hub(role, slot, weight.shape, sizes)
+            name, shape = hub.removesuffix(".weight"), shape_after(ops, weight.shape)
+            yield Atom(name, hub, role, shape, weight.dtype, weight.form, plain, parts, ops)
 
 
 MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}
@@ -206,124 +316,11 @@ def _wrong_layer(key: str, layer: int, layer_types: tuple[str, ...]) -> str | No
     return f"has no place in a layer that layer_types calls {layer_types[layer]}"
 
 
-def _lost_scales(held: Mapping[str, TensorInfo], scales: Mapping[str, str]) -> Iterator[Problem]:
-    for weight, scale in scales.items():
-        if weight not in held:
-            reason = "scales a weight that is not there"
-            yield Problem(held[scale].name, reason, "download the checkpoint again")
-
-
-def _check(match: _Match, config: Config) -> list[Problem]:
-    info, expected = match.info, stored_shape(match.slot, match.info, match.dialect)
-    if 0 in info.shape:
-        return [
-            Problem(
-                info.name,
-                f"is empty (shape {list(info.shape)})",
-                "save the checkpoint again with all ranks gathered",
-            )
-        ]
-    if info.shape != expected:
-        return [_wrong_shape(match, expected, config)]
-    blocks = match.dialect == GGUF and info.dtype not in DTYPE_BYTES
-    if info.dtype in SOURCE_TYPES or blocks:
-        return _scale_without_fp8(info, match.scale)
-    if info.dtype in FP8_TYPES:
-        return _fp8_scale(match)
-    known = ", ".join((*SOURCE_TYPES, *FP8_TYPES))
-    problem = f"has dtype {info.dtype}, expected one of {known}"
-    return [Problem(info.name, problem, "convert a BF16 checkpoint")]
-
-
-def _wrong_shape(match: _Match, expected: Shape, config: Config) -> Problem:
-    shape, symbols = match.info.shape, match.slot.rule.shape
-    problem = (
-        f"has shape {list(shape)}, expected {list(expected)} ({symbols})\n"
-        f"  from  config.json: {config.source_of(symbols)}"
-    )
-    if sorted(shape) != sorted(expected):
-        remedy = "use the config.json that belongs to these tensors"
-        return Problem(match.info.name, problem, remedy)
-    order = "it is transposed" if shape == expected[::-1] else "its axes are in another order"
-    return Problem(match.info.name, f"{problem}\n  why   {order}", "save it in the hub's order")
-
-
-def _scale_without_fp8(info: TensorInfo, scale: TensorInfo | None) -> list[Problem]:
-    if scale is None:
-        return []
-    return [
-        Problem(
-            scale.name,
-            f"scales {info.name}, which is {info.dtype}, not FP8",
-            "remove the scale, or restore the FP8 weight",
-        )
-    ]
-
-
-def _fp8_scale(match: _Match) -> list[Problem]:
-    info, scale = match.info, match.scale
-    if len(info.shape) != 2 and match.slot.rule.role not in EXPERT_PIECES:
-        return [
-            Problem(
-                info.name,
-                f"is FP8 with shape {list(info.shape)}, expected a matrix",
-                "convert a BF16 checkpoint",
-            )
-        ]
-    if scale is None:
-        return [
-            Problem(
-                info.name,
-                "is FP8 without a scale: its values are unknown",
-                "restore the scale, or convert the BF16 checkpoint",
-            )
-        ]
-    grids = scale_grids(info.shape)
-    restore = "restore the scale that belongs to this weight"
-    if scale.shape not in grids.values():
-        known = " or ".join(f"{list(grid)} ({kind})" for kind, grid in grids.items())
-        problem = f"has shape {list(scale.shape)}, expected {known}"
-        return [Problem(scale.name, problem, restore)]
-    if scale.dtype not in SCALE_TYPES:
-        problem = f"has dtype {scale.dtype}, expected one of {', '.join(SCALE_TYPES)}"
-        return [Problem(scale.name, problem, restore)]
-    return []
-
-
-def scale_grids(shape: Shape) -> dict[str, Shape]:
-    """Return the shapes an FP8 weight's scale may have, by the scheme that has it."""
-    lead, rows, columns = shape[:-2], shape[-2], shape[-1]
-    return {
-        "fp8-block": (*lead, -(-rows // BLOCK), -(-columns // BLOCK)),
-        "fp8-channel": (*lead, rows, 1),
-        "fp8-tensor": (1,),
-        "fp8-scalar": (),
-    }
-
-
-def _cut(match: _Match, config: Config) -> Iterator[Atom]:
-    """Yield the atoms of one stored tensor."""
-    info = match.info
-    scale = match.scale.name if match.scale else None
-    for hub, role, pieces in _pieces(match.slot, config.sizes):
-        ops = pieces + ops_to_hub(role, match.slot, info, match.dialect, config.sizes)
-        yield Atom(
-            name=hub.removesuffix(".weight"),
-            hub=hub,
-            role=role,
-            dtype=_decoded(info.dtype),
-            shape=shape_after(ops, info.shape),
-            stored=info.name,
-            ops=ops,
-            scale=scale,
-        )
-
-
-def _decoded(dtype: str) -> str:
-    """Return the type of a tensor's values: FP8 was made from BF16, ggml's blocks hold floats."""
-    if dtype in SOURCE_TYPES:
-        return dtype
-    return "BF16" if dtype in FP8_TYPES else "F32"
+def _renamed(stored: str, weight: str) -> str:
+    """Return the stored name with the weight's own last segment: forms change nothing else."""
+    last = weight.rpartition(".")[2]
+    parent, _, own = stored.rpartition(".")
+    return stored if own == last or not parent else f"{parent}.{last}"
 
 
 def _pieces(slot: Slot, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, tuple[Op, ...]]]:
@@ -356,6 +353,12 @@ EXPERT_PIECES: dict[str, tuple[tuple[str, int | None], ...]] = {
     "experts_gate": (("gate_proj", None),),
     "experts_up": (("up_proj", None),),
 }
+# projection: (stored name of the stack, pieces in its rows, which of them), from the two tables
+EXPERT_STACKS: dict[str, tuple[str, int, int]] = {
+    projection: (rule.hub.rsplit(".", 1)[1], len(EXPERT_PIECES[rule.role]), half or 0)
+    for rule in EXPERTS_FUSED
+    for projection, half in EXPERT_PIECES[rule.role]
+}
 # stored role: (widths of one key head's pieces, ((projection, pieces), ...))
 GDN_PIECES: dict[str, tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]] = {
     "in_proj_qkvz": ("kkvv", (("in_proj_qkv", (0, 1, 2)), ("in_proj_z", (3,)))),
@@ -366,27 +369,25 @@ GDN_PIECES: dict[str, tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]] = {
 def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
     """Decide tying from the tensors; the flags can only contradict."""
     flags = config.tie_flags
-    said = ", ".join(f"{k} {str(v).lower()}" for k, v in flags.items()) or "no tie flag"
+    stated = ", ".join(f"{k} {str(v).lower()}" for k, v in flags.items()) or "no tie flag"
     if form.head:
-        note = f"lm_head is present, so the head is not tied ({said})"
+        note = f"lm_head is present, so the head is not tied ({stated})"
         return False, [note] if any(flags.values()) else [], []
     if not any(flags.values()):
-        problem = f"is missing, and the head is not tied ({said})"
+        problem = f"is missing, and the head is not tied ({stated})"
         remedy = "add the head, or set tie_word_embeddings if it is tied"
         return False, [], [Problem("lm_head.weight", problem, remedy)]
-    notes = [] if all(flags.values()) else [f"tie flags disagree ({said}); no lm_head: tied"]
+    notes = [] if all(flags.values()) else [f"tie flags disagree ({stated}); no lm_head: tied"]
     return True, notes, []
 
 
-def _quantized(atoms: Mapping[str, Atom], infos: Mapping[str, TensorInfo]) -> str | None:
-    """Name the scheme of the quantised weights, by the first of them; None: there are none."""
-    for atom in atoms.values():
-        if atom.scale:
-            grids = scale_grids(infos[atom.stored].shape)
-            return next(k for k, grid in grids.items() if grid == infos[atom.scale].shape)
-        if atom.role != "embed" and infos[atom.stored].dtype not in SOURCE_TYPES:
-            return f"GGUF with {infos[atom.stored].dtype}"
-    return None
+def _quantized(atoms: Mapping[str, Atom]) -> str | None:
+    """Name the form of the quantised weights, by the first of them; None: there are none.
+
+    An embedding is passed over: files of other types often have it in one of its own.
+    """
+    first = (a for a in atoms.values() if a.quantized and not ROLES[a.role].gathered)
+    return next((atom.form.label for atom in first), None)
 
 
 def _kind(held: Mapping[str, TensorInfo], config: Config, form: Form) -> str:

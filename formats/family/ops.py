@@ -18,7 +18,10 @@ Shape = tuple[int, ...]
 
 
 class Op(Protocol):
-    """One step of a tensor from its stored form to ours."""
+    """One step of a tensor from its stored form to ours.
+
+    Where no element is lost it has an inverse, by which `undo` turns a sequence of steps around.
+    """
 
     def shape(self, shape: Shape) -> Shape:
         """Return the shape of the result."""
@@ -135,6 +138,10 @@ class Float32:
     def apply(self, tensor: Tensor) -> Tensor:
         """Return the same values in float32."""
         return tensor.float()
+
+    def inverse(self) -> Float32:
+        """Return float32 again: what was widened is narrowed by whoever knows the type."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +275,7 @@ class Take:
 
 
 VIEWS = (Unstack, Rows)
+INVERTIBLE = (Permute, AddOne, Float32, Tile, NegExp, NegLog, Squeeze, Unsqueeze)
 
 
 def apply_all(ops: tuple[Op, ...], tensor: Tensor) -> Tensor:
@@ -275,6 +283,16 @@ def apply_all(ops: tuple[Op, ...], tensor: Tensor) -> Tensor:
     for op in ops:
         tensor = op.apply(tensor)
     return tensor
+
+
+def undo(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the operations that take the result of `ops` back. TypeError if one loses elements."""
+    inverses = []
+    for op in reversed(ops):
+        if not isinstance(op, INVERTIBLE):
+            raise TypeError(f"{op} has no inverse")
+        inverses.append(op.inverse())
+    return tuple(inverses)
 
 
 def shape_after(ops: tuple[Op, ...], shape: Shape) -> Shape:

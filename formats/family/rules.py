@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TensorRule:
     """One kind of tensor. `{i}` is a layer (or vision block), `{e}` an expert.
 
     `gguf` is its name in a GGUF file, in a layer without `blk.N.`; experts are stacked there.
@@ -39,114 +39,113 @@ class Rule:
 
 
 TOP = (
-    Rule("embed_tokens.weight", "V, H", "embed", "token_embd.weight"),
-    Rule("norm.weight", "H", "norm", "output_norm.weight"),
+    TensorRule("embed_tokens.weight", "V, H", "embed", "token_embd.weight"),
+    TensorRule("norm.weight", "H", "norm", "output_norm.weight"),
 )
-HEAD = (Rule("lm_head.weight", "V, H", "lm_head", "output.weight"),)
+HEAD = (TensorRule("lm_head.weight", "V, H", "lm_head", "output.weight"),)
 
 LAYER_NORMS = (
-    Rule("input_layernorm.weight", "H", "norm", "attn_norm.weight"),
-    Rule("post_attention_layernorm.weight", "H", "norm", "post_attention_norm.weight"),
+    TensorRule("input_layernorm.weight", "H", "norm", "attn_norm.weight"),
+    TensorRule("post_attention_layernorm.weight", "H", "norm", "post_attention_norm.weight"),
 )
 GDN_IN = (
-    Rule("linear_attn.in_proj_qkv.weight", "2*NK*DK+NV*DV, H", "in_proj_qkv", "attn_qkv.weight"),
-    Rule("linear_attn.in_proj_z.weight", "NV*DV, H", "in_proj_z", "attn_gate.weight"),
-    Rule("linear_attn.in_proj_b.weight", "NV, H", "in_proj_b", "ssm_beta.weight"),
-    Rule("linear_attn.in_proj_a.weight", "NV, H", "in_proj_a", "ssm_alpha.weight"),
+    TensorRule(
+        "linear_attn.in_proj_qkv.weight", "2*NK*DK+NV*DV, H", "in_proj_qkv", "attn_qkv.weight"
+    ),
+    TensorRule("linear_attn.in_proj_z.weight", "NV*DV, H", "in_proj_z", "attn_gate.weight"),
+    TensorRule("linear_attn.in_proj_b.weight", "NV, H", "in_proj_b", "ssm_beta.weight"),
+    TensorRule("linear_attn.in_proj_a.weight", "NV, H", "in_proj_a", "ssm_alpha.weight"),
 )
 # Qwen3-Next fuses the four, grouped by key head: q, k, v, z of head 0, then of head 1, ...
 GDN_IN_NEXT = (
-    Rule("linear_attn.in_proj_qkvz.weight", "2*NK*DK+2*NV*DV, H", "in_proj_qkvz"),
-    Rule("linear_attn.in_proj_ba.weight", "2*NV, H", "in_proj_ba"),
+    TensorRule("linear_attn.in_proj_qkvz.weight", "2*NK*DK+2*NV*DV, H", "in_proj_qkvz"),
+    TensorRule("linear_attn.in_proj_ba.weight", "2*NV, H", "in_proj_ba"),
 )
 GDN = (
-    Rule("linear_attn.conv1d.weight", "2*NK*DK+NV*DV, 1, K", "conv1d", "ssm_conv1d.weight"),
-    Rule("linear_attn.dt_bias", "NV", "dt_bias", "ssm_dt.bias"),
-    Rule("linear_attn.A_log", "NV", "A_log", "ssm_a"),
-    Rule("linear_attn.norm.weight", "DV", "gdn_norm", "ssm_norm.weight"),
-    Rule("linear_attn.out_proj.weight", "H, NV*DV", "out_proj", "ssm_out.weight"),
+    TensorRule("linear_attn.conv1d.weight", "2*NK*DK+NV*DV, 1, K", "conv1d", "ssm_conv1d.weight"),
+    TensorRule("linear_attn.dt_bias", "NV", "dt_bias", "ssm_dt.bias"),
+    TensorRule("linear_attn.A_log", "NV", "A_log", "ssm_a"),
+    TensorRule("linear_attn.norm.weight", "DV", "gdn_norm", "ssm_norm.weight"),
+    TensorRule("linear_attn.out_proj.weight", "H, NV*DV", "out_proj", "ssm_out.weight"),
 )
 ATTENTION = (
-    Rule("self_attn.q_proj.weight", "2*NH*HD, H", "q_proj", "attn_q.weight"),
-    Rule("self_attn.k_proj.weight", "NKV*HD, H", "k_proj", "attn_k.weight"),
-    Rule("self_attn.v_proj.weight", "NKV*HD, H", "v_proj", "attn_v.weight"),
-    Rule("self_attn.o_proj.weight", "H, NH*HD", "o_proj", "attn_output.weight"),
-    Rule("self_attn.q_norm.weight", "HD", "norm", "attn_q_norm.weight"),
-    Rule("self_attn.k_norm.weight", "HD", "norm", "attn_k_norm.weight"),
+    TensorRule("self_attn.q_proj.weight", "2*NH*HD, H", "q_proj", "attn_q.weight"),
+    TensorRule("self_attn.k_proj.weight", "NKV*HD, H", "k_proj", "attn_k.weight"),
+    TensorRule("self_attn.v_proj.weight", "NKV*HD, H", "v_proj", "attn_v.weight"),
+    TensorRule("self_attn.o_proj.weight", "H, NH*HD", "o_proj", "attn_output.weight"),
+    TensorRule("self_attn.q_norm.weight", "HD", "norm", "attn_q_norm.weight"),
+    TensorRule("self_attn.k_norm.weight", "HD", "norm", "attn_k_norm.weight"),
 )
 MLP = (
-    Rule("mlp.gate_proj.weight", "I, H", "gate_proj", "ffn_gate.weight"),
-    Rule("mlp.up_proj.weight", "I, H", "up_proj", "ffn_up.weight"),
-    Rule("mlp.down_proj.weight", "H, I", "down_proj", "ffn_down.weight"),
+    TensorRule("mlp.gate_proj.weight", "I, H", "gate_proj", "ffn_gate.weight"),
+    TensorRule("mlp.up_proj.weight", "I, H", "up_proj", "ffn_up.weight"),
+    TensorRule("mlp.down_proj.weight", "H, I", "down_proj", "ffn_down.weight"),
 )
 MOE = (
-    Rule("mlp.gate.weight", "E, H", "router", "ffn_gate_inp.weight"),
-    Rule("mlp.shared_expert.gate_proj.weight", "S, H", "gate_proj", "ffn_gate_shexp.weight"),
-    Rule("mlp.shared_expert.up_proj.weight", "S, H", "up_proj", "ffn_up_shexp.weight"),
-    Rule("mlp.shared_expert.down_proj.weight", "H, S", "down_proj", "ffn_down_shexp.weight"),
-    Rule(
+    TensorRule("mlp.gate.weight", "E, H", "router", "ffn_gate_inp.weight"),
+    TensorRule("mlp.shared_expert.gate_proj.weight", "S, H", "gate_proj", "ffn_gate_shexp.weight"),
+    TensorRule("mlp.shared_expert.up_proj.weight", "S, H", "up_proj", "ffn_up_shexp.weight"),
+    TensorRule("mlp.shared_expert.down_proj.weight", "H, S", "down_proj", "ffn_down_shexp.weight"),
+    TensorRule(
         "mlp.shared_expert_gate.weight", "1, H", "shared_expert_gate", "ffn_gate_inp_shexp.weight"
     ),
 )
 EXPERTS_SPLIT = (
-    Rule("mlp.experts.{e}.gate_proj.weight", "F, H", "expert", "ffn_gate_exps.weight"),
-    Rule("mlp.experts.{e}.up_proj.weight", "F, H", "expert", "ffn_up_exps.weight"),
-    Rule("mlp.experts.{e}.down_proj.weight", "H, F", "expert", "ffn_down_exps.weight"),
+    TensorRule("mlp.experts.{e}.gate_proj.weight", "F, H", "expert", "ffn_gate_exps.weight"),
+    TensorRule("mlp.experts.{e}.up_proj.weight", "F, H", "expert", "ffn_up_exps.weight"),
+    TensorRule("mlp.experts.{e}.down_proj.weight", "H, F", "expert", "ffn_down_exps.weight"),
 )
 EXPERTS_FUSED = (
-    Rule("mlp.experts.gate_up_proj", "E, 2*F, H", "experts_gate_up", "ffn_gate_up_exps.weight"),
-    Rule("mlp.experts.down_proj", "E, H, F", "experts_down", "ffn_down_exps.weight"),
+    TensorRule(
+        "mlp.experts.gate_up_proj", "E, 2*F, H", "experts_gate_up", "ffn_gate_up_exps.weight"
+    ),
+    TensorRule("mlp.experts.down_proj", "E, H, F", "experts_down", "ffn_down_exps.weight"),
 )
 # MLX stacks the experts of a layer but keeps gate and up apart.
 EXPERTS_MLX = (
-    Rule("mlp.switch_mlp.gate_proj.weight", "E, F, H", "experts_gate", "ffn_gate_exps.weight"),
-    Rule("mlp.switch_mlp.up_proj.weight", "E, F, H", "experts_up", "ffn_up_exps.weight"),
-    Rule("mlp.switch_mlp.down_proj.weight", "E, H, F", "experts_down", "ffn_down_exps.weight"),
+    TensorRule(
+        "mlp.switch_mlp.gate_proj.weight", "E, F, H", "experts_gate", "ffn_gate_exps.weight"
+    ),
+    TensorRule("mlp.switch_mlp.up_proj.weight", "E, F, H", "experts_up", "ffn_up_exps.weight"),
+    TensorRule(
+        "mlp.switch_mlp.down_proj.weight", "E, H, F", "experts_down", "ffn_down_exps.weight"
+    ),
 )
 MTP = (
-    Rule("mtp.fc.weight", "H, 2*H", "mtp_fc", "nextn.eh_proj.weight"),
-    Rule("mtp.pre_fc_norm_embedding.weight", "H", "norm", "nextn.enorm.weight"),
-    Rule("mtp.pre_fc_norm_hidden.weight", "H", "norm", "nextn.hnorm.weight"),
-    Rule("mtp.norm.weight", "H", "norm", "nextn.shared_head_norm.weight"),
+    TensorRule("mtp.fc.weight", "H, 2*H", "mtp_fc", "nextn.eh_proj.weight"),
+    TensorRule("mtp.pre_fc_norm_embedding.weight", "H", "norm", "nextn.enorm.weight"),
+    TensorRule("mtp.pre_fc_norm_hidden.weight", "H", "norm", "nextn.hnorm.weight"),
+    TensorRule("mtp.norm.weight", "H", "norm", "nextn.shared_head_norm.weight"),
 )
 VISION = (
-    Rule("visual.patch_embed.proj.weight", "vH, vC, vT, vP, vP", "vision"),
-    Rule("visual.patch_embed.proj.bias", "vH", "vision"),
-    Rule("visual.pos_embed.weight", "vN, vH", "vision"),
-    Rule("visual.merger.norm.weight", "vH", "vision"),
-    Rule("visual.merger.norm.bias", "vH", "vision"),
-    Rule("visual.merger.linear_fc1.weight", "vH*vM*vM, vH*vM*vM", "vision"),
-    Rule("visual.merger.linear_fc1.bias", "vH*vM*vM", "vision"),
-    Rule("visual.merger.linear_fc2.weight", "vO, vH*vM*vM", "vision"),
-    Rule("visual.merger.linear_fc2.bias", "vO", "vision"),
+    TensorRule("visual.patch_embed.proj.weight", "vH, vC, vT, vP, vP", "vision"),
+    TensorRule("visual.patch_embed.proj.bias", "vH", "vision"),
+    TensorRule("visual.pos_embed.weight", "vN, vH", "vision"),
+    TensorRule("visual.merger.norm.weight", "vH", "vision"),
+    TensorRule("visual.merger.norm.bias", "vH", "vision"),
+    TensorRule("visual.merger.linear_fc1.weight", "vH*vM*vM, vH*vM*vM", "vision"),
+    TensorRule("visual.merger.linear_fc1.bias", "vH*vM*vM", "vision"),
+    TensorRule("visual.merger.linear_fc2.weight", "vO, vH*vM*vM", "vision"),
+    TensorRule("visual.merger.linear_fc2.bias", "vO", "vision"),
 )
 VISION_BLOCK = (
-    Rule("visual.blocks.{i}.norm1.weight", "vH", "vision"),
-    Rule("visual.blocks.{i}.norm1.bias", "vH", "vision"),
-    Rule("visual.blocks.{i}.norm2.weight", "vH", "vision"),
-    Rule("visual.blocks.{i}.norm2.bias", "vH", "vision"),
-    Rule("visual.blocks.{i}.attn.qkv.weight", "3*vH, vH", "vision"),
-    Rule("visual.blocks.{i}.attn.qkv.bias", "3*vH", "vision"),
-    Rule("visual.blocks.{i}.attn.proj.weight", "vH, vH", "vision"),
-    Rule("visual.blocks.{i}.attn.proj.bias", "vH", "vision"),
-    Rule("visual.blocks.{i}.mlp.linear_fc1.weight", "vI, vH", "vision"),
-    Rule("visual.blocks.{i}.mlp.linear_fc1.bias", "vI", "vision"),
-    Rule("visual.blocks.{i}.mlp.linear_fc2.weight", "vH, vI", "vision"),
-    Rule("visual.blocks.{i}.mlp.linear_fc2.bias", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.norm1.weight", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.norm1.bias", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.norm2.weight", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.norm2.bias", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.attn.qkv.weight", "3*vH, vH", "vision"),
+    TensorRule("visual.blocks.{i}.attn.qkv.bias", "3*vH", "vision"),
+    TensorRule("visual.blocks.{i}.attn.proj.weight", "vH, vH", "vision"),
+    TensorRule("visual.blocks.{i}.attn.proj.bias", "vH", "vision"),
+    TensorRule("visual.blocks.{i}.mlp.linear_fc1.weight", "vI, vH", "vision"),
+    TensorRule("visual.blocks.{i}.mlp.linear_fc1.bias", "vI", "vision"),
+    TensorRule("visual.blocks.{i}.mlp.linear_fc2.weight", "vH, vI", "vision"),
+    TensorRule("visual.blocks.{i}.mlp.linear_fc2.bias", "vH", "vision"),
 )
 
 LAYER_PREFIXES = ("layers.{i}.", "mtp.layers.{i}.")
 MAX_INDEX_DIGITS = 9
 EXPERT_FORMS = {"split": EXPERTS_SPLIT, "fused": EXPERTS_FUSED, "mlx": EXPERTS_MLX}
-
-# Linears that engines run as one: members must share a scheme.
-FUSED_GROUPS = {
-    "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv",
-    "gate_proj": "gate_up", "up_proj": "gate_up",
-    "in_proj_qkv": "qkvz", "in_proj_z": "qkvz",
-    "in_proj_b": "ba", "in_proj_a": "ba",
-    "expert": "experts",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ class Form:
 class Slot:
     """One tensor the family has a place for: its rule, its indices, its shape in numbers."""
 
-    rule: Rule
+    rule: TensorRule
     hub: str
     indices: tuple[int, ...]
     shape: tuple[int, ...]
@@ -184,7 +183,7 @@ def dimension(expression: str, sizes: Mapping[str, int]) -> int:
     )
 
 
-def shape_of(rule: Rule, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def shape_of(rule: TensorRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the rule's shape for these sizes."""
     return tuple(dimension(axis, sizes) for axis in rule.shape.split(","))
 
@@ -207,8 +206,16 @@ def _is_index(segment: str) -> bool:
     return plain and (segment == "0" or segment[0] != "0")
 
 
-def _keys() -> Iterator[tuple[str, Rule]]:
-    layer: tuple[Rule, ...] = (*LAYER_NORMS, *GDN_IN, *GDN_IN_NEXT, *GDN, *ATTENTION, *MLP, *MOE)
+def _keys() -> Iterator[tuple[str, TensorRule]]:
+    layer: tuple[TensorRule, ...] = (
+        *LAYER_NORMS,
+        *GDN_IN,
+        *GDN_IN_NEXT,
+        *GDN,
+        *ATTENTION,
+        *MLP,
+        *MOE,
+    )
     layer += (*EXPERTS_SPLIT, *EXPERTS_FUSED, *EXPERTS_MLX)
     for prefix in LAYER_PREFIXES:
         for rule in layer:
@@ -222,7 +229,10 @@ RULES = {key.replace("{i}", "#").replace("{e}", "#"): rule for key, rule in _key
 
 
 def _slots(
-    rules: tuple[Rule, ...], sizes: Mapping[str, int], prefix: str = "", index: int | None = None
+    rules: tuple[TensorRule, ...],
+    sizes: Mapping[str, int],
+    prefix: str = "",
+    index: int | None = None,
 ) -> Iterator[Slot]:
     own = () if index is None else (index,)
     for rule in rules:
@@ -235,7 +245,9 @@ def _slots(
             yield Slot(rule, hub.replace("{e}", str(e)), (*own, e), shape)
 
 
-def layer_rules(kind: str, *, moe: bool, experts: str, gdn_in: str = "split") -> tuple[Rule, ...]:
+def layer_rules(
+    kind: str, *, moe: bool, experts: str, gdn_in: str = "split"
+) -> tuple[TensorRule, ...]:
     """Return the rules of one decoder layer; `kind` is an entry of `layer_types`."""
     gdn = (*(GDN_IN if gdn_in == "split" else GDN_IN_NEXT), *GDN)
     mixer = gdn if kind == "linear_attention" else ATTENTION

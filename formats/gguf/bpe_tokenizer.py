@@ -22,10 +22,13 @@ from formats.json_file import parse_object
 
 # (field of the BPE model, values under which llama.cpp gives the same ids)
 PLAIN_MODEL: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("dropout", (None, 0, 0.0)), ("unk_token", (None,)), ("byte_fallback", (None, False)),
-    ("continuing_subword_prefix", (None, "")), ("end_of_word_suffix", (None, "")),
+    ("dropout", (None, 0, 0.0)),
+    ("unk_token", (None,)),
+    ("byte_fallback", (None, False)),
+    ("continuing_subword_prefix", (None, "")),
+    ("end_of_word_suffix", (None, "")),
     ("ignore_merges", (None, False)),
-)  # fmt: skip
+)
 SPACE = chr(ord(" ") + 256)  # as byte-level text has it
 PLAIN_ADDED = ("single_word", "lstrip", "rstrip")
 
@@ -45,7 +48,7 @@ class Ends:
 
     first: str | None = None
     last: str | None = None
-    said: bool = False
+    stated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +204,21 @@ def _ends(post_processor: object) -> Ends:
     for step in _steps(post_processor, "processors"):
         kind = step.get("type") if isinstance(step, dict) else step
         if isinstance(step, dict) and kind == "TemplateProcessing":
-            ends = _template(step.get("single"), said=ends.said)
+            ends = _template(step.get("single"), stated=ends.stated)
         elif kind == "ByteLevel":
-            ends = Ends(ends.first, ends.last, said=True)
+            ends = Ends(ends.first, ends.last, stated=True)
         elif step is not None:
             fail(f"the post-processor is {kind}, expected ByteLevel or TemplateProcessing")
     return ends
 
 
-def _template(single: object, *, said: bool) -> Ends:
+def _template(single: object, *, stated: bool) -> Ends:
     """Return the ends of a template such as `<s> $A </s>`."""
     pieces = [p for p in single if isinstance(p, dict)] if isinstance(single, list) else []
     names = [_special_of(piece) for piece in pieces]
     if names.count(None) != 1 or len(names) > 3 or None not in names[:2] or None not in names[-2:]:
         fail(f"the post-processor makes {single!r} of a text, expected one token before and after")
-    return Ends(names[0], names[-1] if len(names) > 1 else None, said=said)
+    return Ends(names[0], names[-1] if len(names) > 1 else None, stated=stated)
 
 
 def _special_of(piece: Mapping[str, Any]) -> str | None:

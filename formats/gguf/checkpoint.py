@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import read_config
-from formats.gguf.file import SHARD, GgufFile, Kv, open_files
+from formats.family.layout import recognise
+from formats.gguf.dialect import GgufDialect
+from formats.gguf.file import SHARD, Kv, open_files
 from formats.gguf.metadata import config_from_metadata
+from formats.stored import Recogniser
 
+CONTAINER = "gguf"
 SUFFIX = ".gguf"
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
     """Open a GGUF file, or all files of a split one from any of them.
 
     FormatError if the files, or what the metadata say, are not those of a Qwen3.5 text model; what
@@ -31,13 +35,15 @@ def open_gguf(path: Path) -> Checkpoint:
     except FormatError as error:
         raise FormatError(f"{path.name}: {error}") from None
     return Checkpoint(
+        container=CONTAINER,
         folder=path.parent,
-        config=config,
-        files={file.path.name: file for file in files},
-        where=_where(files),
-        sides=_Sides(kv),
-        gguf=True,
+        place=files[0].path,
         name=_name(kv, path),
+        config=config,
+        layout=recognise(infos, config, recognisers, GgufDialect()),
+        files={file.path.name: file for file in files},
+        where={name: file.path.name for file in files for name in file.infos},
+        sides=_Sides(kv),
     )
 
 
@@ -48,13 +54,9 @@ def whole_path(checkpoint: Checkpoint) -> Path:
     return checkpoint.folder / (f"{match[1]}.gguf" if match else first)
 
 
-def _where(files: list[GgufFile]) -> dict[str, str]:
-    return {name: file.path.name for file in files for name in file.infos}
-
-
 def _name(kv: Mapping[str, Kv], path: Path) -> str:
-    said = kv["general.name"].value if "general.name" in kv else None
-    return said if isinstance(said, str) and said else path.stem
+    title = kv["general.name"].value if "general.name" in kv else None
+    return title if isinstance(title, str) and title else path.stem
 
 
 class _Sides(Mapping[str, bytes]):

@@ -42,10 +42,29 @@ SAMPLING = (
     ("mirostat_eta", "float32", ("mirostat_eta",)),
 )
 ABOUT = (
-    "name", "author", "version", "organization", "finetune", "basename", "description",
-    "quantized_by", "size_label", "license", "license.name", "license.link", "url", "doi", "uuid",
-    "repo_url", "source.url", "source.doi", "source.uuid", "source.repo_url", "tags", "languages",
-)  # fmt: skip
+    "name",
+    "author",
+    "version",
+    "organization",
+    "finetune",
+    "basename",
+    "description",
+    "quantized_by",
+    "size_label",
+    "license",
+    "license.name",
+    "license.link",
+    "url",
+    "doi",
+    "uuid",
+    "repo_url",
+    "source.url",
+    "source.doi",
+    "source.uuid",
+    "source.repo_url",
+    "tags",
+    "languages",
+)
 VERSION = re.compile(r"v\d+(\.\d+)*|\d.*")
 SECTIONS = [11, 11, 10, 0]
 CONTEXT = 32768  # of transformers' class
@@ -149,8 +168,8 @@ def size_label(infos: Iterable[TensorInfo]) -> str:
 def sampling_pairs(generation: Mapping[str, Any]) -> Iterable[Kv]:
     """Return how to sample, as far as generation_config.json says."""
     for key, kind, fields in SAMPLING:
-        given = {f: generation[f] for f in fields if generation.get(f) is not None}
-        for field, value in list(given.items())[:1]:
+        sampling = {f: generation[f] for f in fields if generation.get(f) is not None}
+        for field, value in list(sampling.items())[:1]:
             if not _fits(kind, value):
                 raise FormatError(
                     f"generation_config.json: {field} is {value!r}, expected {kind}, "
@@ -385,6 +404,6 @@ def _vocabulary(keys: Keys, infos: Mapping[str, TensorInfo]) -> int:
             f"({keys.arch}.embedding_length)"
         )
     if "vocab_size" in keys and keys.size("vocab_size") != info.shape[0]:
-        said = keys.size("vocab_size")
-        keys.fail("vocab_size", f"is {said}, expected {info.shape[0]} (token_embd.weight)")
+        vocabulary = keys.size("vocab_size")
+        keys.fail("vocab_size", f"is {vocabulary}, expected {info.shape[0]} (token_embd.weight)")
     return info.shape[0]

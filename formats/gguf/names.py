@@ -18,13 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from formats.family.ops import AddOne, Float32, NegExp, NegLog, Op, Squeeze, Tile, Unsqueeze
+from formats.family.ops import AddOne, Float32, NegExp, Op, Squeeze, Tile, undo
 from formats.family.rules import EXPERTS_FUSED, EXPERTS_MLX, EXPERTS_SPLIT, MTP, RULES, template
 
 FUSED_EXPERTS = "ffn_gate_up_exps.weight"
-ALWAYS_F32 = frozenset(
-    {"norm", "gdn_norm", "A_log", "dt_bias", "conv1d", "router", "shared_expert_gate"}
-)
 
 
 def gguf_name(hub: str, num_layers: int) -> tuple[str, int | None]:
@@ -88,22 +85,20 @@ def _hub_names(*, fused: bool) -> tuple[dict[str, str], dict[str, str], dict[str
 
 def ops_to_gguf(role: str, sizes: Mapping[str, int]) -> tuple[Op, ...]:
     """Return what turns the hub's tensor of this role into GGUF's."""
-    tile = _tile(role, sizes)
-    if role == "norm":
-        return (Float32(), AddOne())
-    if role == "A_log":
-        return (*tile, NegExp())
-    return (*tile, Squeeze(1)) if role == "conv1d" else tile
+    return (*_tile(role, sizes), *VALUES.get(role, ()))
 
 
 def ops_from_gguf(role: str, sizes: Mapping[str, int]) -> tuple[Op, ...]:
-    """Return what turns GGUF's tensor of this role into the hub's."""
-    tile = tuple(step.inverse() for step in _tile(role, sizes))
-    if role == "norm":
-        return (AddOne(-1),)
-    if role == "A_log":
-        return (*tile, NegLog())
-    return (*tile, Unsqueeze(1)) if role == "conv1d" else tile
+    """Return what turns GGUF's tensor of this role into the hub's: the same, undone."""
+    return undo(ops_to_gguf(role, sizes))
+
+
+# What is done to the values, after the heads are tiled.
+VALUES: dict[str, tuple[Op, ...]] = {
+    "norm": (Float32(), AddOne()),
+    "A_log": (NegExp(),),
+    "conv1d": (Squeeze(1),),
+}
 
 
 def _tile(role: str, sizes: Mapping[str, int]) -> tuple[Tile, ...]:

@@ -39,9 +39,9 @@ _MEMBER = re.compile(r"\\p\{\w+\}|\\.|.")
 def pre_type(pre_tokenizer: object) -> str:
     """Return llama.cpp's name of a pre-tokenizer. FormatError names the regex if it has none."""
     regex = _split_regex(pre_tokenizer)
-    found = [name for name, known in REGEXES.items() if regex and same_regex(regex, known)]
-    if found:
-        return found[0]
+    names = [name for name, known in REGEXES.items() if regex and same_regex(regex, known)]
+    if names:
+        return names[0]
     known = "\n".join(f"  known {name}: {text}" for name, text in REGEXES.items())
     raise FormatError(
         f"{TOKENIZER}: text is cut by {regex or repr(pre_tokenizer)}, expected a known regex and "

@@ -139,12 +139,12 @@ def _special(
         named["bos"] = named["bos"] or ends.first
     if ends.last is not None and ends.last != named["eos"]:
         named["eot"], named["eos"] = named["eos"], ends.last
-    found = {kind: _id(kind, name, ids) for kind, name in named.items() if name}
+    ids_by_kind = {kind: _id(kind, name, ids) for kind, name in named.items() if name}
     for kind in WRITTEN_KEYS:
         number = _configured(raw, kind, rows)
         if number is not None:
-            found.setdefault(kind, number)
-    for kind, number in found.items():
+            ids_by_kind.setdefault(kind, number)
+    for kind, number in ids_by_kind.items():
         if kind in WRITTEN_KEYS:
             yield Kv(f"{PREFIX}{WRITTEN_KEYS[kind]}", "uint32", number)
     for kind, value in _flags(ends, named["bos"], config).items():
@@ -191,7 +191,7 @@ def _flags(ends: Ends, bos: str | None, config: Mapping[str, Any]) -> dict[str, 
             f"{TOKENIZER}: the post-processor puts {ends.first!r} before a text, and the bos "
             f"token is {bos!r}; llama.cpp can put no other there"
         )
-    flags = dict.fromkeys(("bos", "eos"), False) if ends.said else {}
+    flags = dict.fromkeys(("bos", "eos"), False) if ends.stated else {}
     flags |= {"bos": True} if ends.first is not None else {}
     flags |= {"eos": True} if ends.last is not None else {}
     for kind in ADD_TYPES:

@@ -25,10 +25,16 @@ PREFIX = "tokenizer.ggml."
 NO_MODELS = (None, "none", "no_vocab")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 TYPES = (NORMAL, CONTROL, USER_DEFINED, UNUSED)
-NOT_SPECIAL = frozenset({
-    "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
-    "<|file_sep|>",
-})  # fmt: skip
+NOT_SPECIAL = frozenset(
+    {
+        "<|fim_prefix|>",
+        "<|fim_middle|>",
+        "<|fim_suffix|>",
+        "<|fim_pad|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
+    }
+)
 # Tokens that end a text for every Qwen, whichever of them is the eos token.
 ENDS = ("<|im_end|>", "<|endoftext|>")
 SPECIAL_KEYS = {

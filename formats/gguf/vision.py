@@ -105,11 +105,11 @@ def read_preprocessor(side: Callable[[str], bytes | None]) -> dict[str, Any]:
         content = side(name)
         if content is None:
             continue
-        given = parse_object(content, name)
-        inner = given.get(part, {})
+        stated = parse_object(content, name)
+        inner = stated.get(part, {})
         if not isinstance(inner, dict):
             raise FormatError(f"{name}: {part} is not an object")
-        merged |= given | inner
+        merged |= stated | inner
     return merged
 
 
@@ -186,10 +186,10 @@ def _image_size(config: Config) -> int:
         raise FormatError(
             f"config.json: {config.fields['vN']} is {count}, expected a square for an mmproj file"
         )
-    given = (config.vision or {}).get("image_size")
-    if given not in (None, edge * patch):
+    stated = (config.vision or {}).get("image_size")
+    if stated not in (None, edge * patch):
         raise FormatError(
-            f"config.json: vision_config.image_size is {given!r}, expected {edge * patch} "
+            f"config.json: vision_config.image_size is {stated!r}, expected {edge * patch} "
             f"({config.fields['vN']} {count}, {config.fields['vP']} {patch})"
         )
     return edge * patch

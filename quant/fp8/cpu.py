@@ -37,9 +37,9 @@ def quantize(
     assert codes.shape == w_NK.shape, f"codes {codes.shape} for a weight {w_NK.shape}"
     assert codes.is_contiguous(), "codes would be written to a copy"
     scale = torch.empty(fp8.grid_shape(w_NK.shape, block))
-    rows, cols = _unsigned(block, w_NK.shape)
+    rows, cols = unsigned(block, w_NK.shape)
     mode = MODES[scale_mode]
-    if not loops.quantize(_bits(w_NK), rows, cols, mode, _bits(codes), scale.numpy()):
+    if not loops.quantize(bits(w_NK), rows, cols, mode, bits(codes), scale.numpy()):
         fp8.check_finite(w_NK.float())
     return codes, scale.to(fp8.SCALE_DTYPES[scale_mode])
 
@@ -50,9 +50,9 @@ def dequantize(
     """Return codes [..., N, K] * scale [..., R, C] in float32, `fp8.dequantize`, or in bfloat16."""
     fp8.check_grid(codes.shape, scale.shape, block)
     out = torch.empty(codes.shape, dtype=dtype)
-    rows, cols = _unsigned(block, codes.shape)
+    rows, cols = unsigned(block, codes.shape)
     for codes_NK, scale_RC, out_NK in zip(*map(_matrices, (codes, scale, out)), strict=True):
-        loops.dequantize(_bits(codes_NK), _floats(scale_RC), rows, cols, _bits(out_NK))
+        loops.dequantize(bits(codes_NK), _floats(scale_RC), rows, cols, bits(out_NK))
     return out
 
 
@@ -67,8 +67,8 @@ def compare(w: Tensor, codes: Tensor, scale: Tensor, block: tuple[int, int]) -> 
 
 def _compare_matrix(w: Tensor, codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Error:
     sums, counts = zeros(4), zeros(4, int64)
-    rows, cols = _unsigned(block, w.shape)
-    if not loops.compare(_bits(w), _bits(codes), _floats(scale), rows, cols, sums, counts):
+    rows, cols = unsigned(block, w.shape)
+    if not loops.compare(bits(w), bits(codes), _floats(scale), rows, cols, sums, counts):
         return fp8.compare(w, codes, scale, block)
     square_error, square, square_q, largest = map(float, sums)
     saturated, num_zeros, zero_rows, outside = map(int, counts)
@@ -86,7 +86,7 @@ def _compare_matrix(w: Tensor, codes: Tensor, scale: Tensor, block: tuple[int, i
     )
 
 
-def _unsigned(block: tuple[int, int], shape: torch.Size) -> tuple[uint64, uint64]:
+def unsigned(block: tuple[int, int], shape: torch.Size) -> tuple[uint64, uint64]:
     """Return a block's rows and columns in the loops' type."""
     whole_segments = block[1] % int(loops.LANES) == 0 or block[1] >= shape[-1]
     assert whole_segments, f"a segment would have two scales: {block[1]} columns to a block"
@@ -104,9 +104,9 @@ def _floats(scale: Tensor) -> NDArray[Any]:
     return floats
 
 
-def _bits(x: Tensor) -> NDArray[Any]:
+def bits(x: Tensor) -> NDArray[Any]:
     """Return the bits as unsigned integers, float32's for types that no loop knows (float16)."""
     unsigned = UNSIGNED.get(x.dtype)
     x = x.float() if unsigned is None else x
-    bits: NDArray[Any] = x.detach().contiguous().view(unsigned or torch.uint32).numpy()
-    return bits
+    words: NDArray[Any] = x.detach().contiguous().view(unsigned or torch.uint32).numpy()
+    return words

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.measure import HALF_STEP, HALF_SUBNORMAL, ROUNDING
+from quant.measure import HALF_STEP, HALF_SUBNORMAL, ROUNDING, SUBNORMAL_SLACK
 from quant.numba_ops import as_bits, as_float, from_half, inline, loop, to_bfloat16
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -257,7 +257,8 @@ def _flush(lanes, unit, totals):
 
 # The factors of `measure.bound` squared, as it is squares that are at hand.
 _SQUARE_STEP = f32((HALF_STEP * ROUNDING) ** 2)
-_SQUARE_SUBNORMAL = f32((HALF_SUBNORMAL * ROUNDING) ** 2)
+_SUBNORMAL = f32(HALF_SUBNORMAL * ROUNDING)
+_SLACK = f32(SUBNORMAL_SLACK * ROUNDING)
 
 
 @inline
@@ -268,7 +269,7 @@ def _differ(w, codes, r, start, stop, inverse, scale, lanes):
     float32; errors below 2^-50 of it are never outside.
     """
     factor = min(f32(scale * f32(256)), f32(2.0**127))
-    least = max(f32(f32(scale * scale) * _SQUARE_SUBNORMAL), f32(2.0**-100))
+    least = max(f32(abs(scale) * _SUBNORMAL), f32(2.0**-50))
     worst, outside = u32(0), i32(0)
     for j in range(start, stop):
         x = f32(as_float(w[r, j]) * inverse)
@@ -280,6 +281,7 @@ def _differ(w, codes, r, start, stop, inverse, scale, lanes):
         lanes[u64(lane + LANES)] += square_x
         lanes[u64(lane + u64(2 * LANES))] += f32(q * q)
         worst = max(worst, u32(as_bits(e) & u32(0x7FFFFFFF)))
-        limit = max(f32(square_x * _SQUARE_STEP), least)
+        subnormal = f32(least + f32(abs(x) * _SLACK))
+        limit = max(f32(square_x * _SQUARE_STEP), f32(subnormal * subnormal))
         outside = i32(outside + i32(not square_e <= limit))
     return worst, outside

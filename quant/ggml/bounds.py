@@ -226,22 +226,22 @@ def _count_row(search, x, e, e0, v, mean, importance, c):
 @inline
 def _count_in(search, x, e, e0, v, start, stop, shift):
     """Return how many weights are outside, of a group whose sums are compared."""
-    found, plain, moved, scale, outside = 0.0, 0.0, 0.0, 0.0, 0
+    error, plain, moved, scale, outside = 0.0, 0.0, 0.0, 0.0, 0
     for j in range(start, stop):
         size = abs(x[j])
         if search.power == 2:
-            found += v[j] * e[j] * e[j]
+            error += v[j] * e[j] * e[j]
             plain += v[j] * e0[j] * e0[j]
             scale += v[j] * size * size
         else:
-            found += v[j] * e[j]
+            error += v[j] * e[j]
             plain += v[j] * e0[j]
             scale += v[j] * size
         moved += v[j]
     plain += 16 * (search.block + 4) * UNIT * scale + UNDERFLOW
     if search.power == 2:
-        found, plain, moved = np.sqrt(found), np.sqrt(plain), np.sqrt(moved)
-    if not found <= (plain + shift * moved) * ROUNDING:
+        error, plain, moved = np.sqrt(error), np.sqrt(plain), np.sqrt(moved)
+    if not error <= (plain + shift * moved) * ROUNDING:
         for j in range(start, stop):
             outside += not e[j] <= e0[j] + shift
     return outside

@@ -93,12 +93,12 @@ def fallback(name: str, columns: int) -> str:
 
 
 def encode(
-    name: str, w_NK: Tensor, *, weights: Tensor | None = None, out: Tensor | None = None
+    name: str, w_NK: Tensor, *, importance: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Return the blocks of a weight, uint8 [N, B].
 
     w_NK     [N, K] bfloat16, float16 or float32 on the CPU
-    weights  [K] float32, what an error of each column weighs: an imatrix's mean squares, not
+    importance  [K] float32, what an error of each column weighs: an imatrix's mean squares, not
              negative. ggml uses none for Q8_0, MXFP4 and the plain types
     out      if given, where the blocks go: uint8 [N, B], contiguous
 
@@ -114,8 +114,8 @@ def encode(
     blocks = torch.empty(shape, dtype=torch.uint8) if out is None else out
     assert blocks.shape == shape, f"room of {list(blocks.shape)} for blocks of {list(shape)}"
     assert blocks.is_contiguous(), "blocks would be written to a copy"
-    importance = None if weights is None else _importance(name, weights, w_NK.shape[1])
-    if blocks.numel() and not _encode(name, _bits(w_NK), importance, blocks.numpy()):
+    weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
+    if blocks.numel() and not _encode(name, bits(w_NK), weights, blocks.numpy()):
         _refuse(name, w_NK)
     return blocks
 
@@ -149,35 +149,37 @@ def decode(name: str, data_NB: Tensor, columns: int) -> Tensor:
     return out
 
 
-def outside(name: str, w_NK: Tensor, decoded_NK: Tensor, *, weights: Tensor | None = None) -> int:
+def outside(
+    name: str, w_NK: Tensor, decoded_NK: Tensor, *, importance: Tensor | None = None
+) -> int:
     """Return how many decoded weights are farther off than the type allows: `bounds`.
 
-    weights  the importance the weight was encoded with: other errors are allowed then
+    importance  the importance the weight was encoded with: other errors are allowed then
 
     Raises QuantError for a type that cannot be written: nothing is known of its encoder.
     """
-    from quant.ggml import bounds as ggml_bounds
+    from quant.ggml import bounds
 
     if name not in WRITABLE:
         raise QuantError(f"{name} has no bound,\n  expected {_writable()}")
     assert w_NK.shape == decoded_NK.shape, f"{list(w_NK.shape)} became {list(decoded_NK.shape)}"
     row_bytes(name, w_NK.shape[1])
-    importance = None if weights is None else _importance(name, weights, w_NK.shape[1])
+    weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
     decoded = decoded_NK.detach().float().contiguous().numpy()
-    return ggml_bounds.outside(name, _bits(w_NK), decoded, importance) if decoded.size else 0
+    return bounds.outside(name, bits(w_NK), decoded, weights) if decoded.size else 0
 
 
 def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]) -> bool:
     """Fill in the blocks; return False if a weight is not finite or cannot be stored."""
     import numpy as np
 
-    from quant.ggml import cast as ggml_cast
+    from quant.ggml import cast as casts
 
     if name in CASTS:
-        cast = getattr(ggml_cast, f"cast_{name.lower()}")
+        cast = getattr(casts, f"cast_{name.lower()}")
         return bool(cast(w, out.view(np.uint32 if name == "F32" else np.uint16)))
     if name in K_QUANTS:
-        below = ggml_cast.all_below(w, np.float32(LARGEST))
+        below = casts.all_below(w, np.float32(LARGEST))
         return bool(below) and _encode_k(name, w, importance, out)
     blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, 32)
     if importance is not None and name in SEARCHED:
@@ -221,26 +223,27 @@ def _decode_by_gguf(name: str, data: NDArray[Any]) -> NDArray[Any]:
     return values
 
 
-def _bits(w_NK: Tensor) -> NDArray[Any]:
+def bits(w_NK: Tensor) -> NDArray[Any]:
     """Return the bits as unsigned integers, float32's for float16."""
     import torch
 
     halves = w_NK.dtype == torch.bfloat16
     x = w_NK.detach() if halves else w_NK.detach().float()
-    bits: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
-    return bits
+    words: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
+    return words
 
 
-def _importance(name: str, weights: Tensor, columns: int) -> NDArray[Any] | None:
+def _importance(name: str, importance: Tensor, columns: int) -> NDArray[Any] | None:
     """Return float32 [K], None for a type that uses none. Raises QuantError if it is no imatrix."""
-    if tuple(weights.shape) != (columns,):
-        raise QuantError(f"the importance has shape {list(weights.shape)},\n  expected [{columns}]")
-    if not bool((weights.isfinite() & (weights >= 0)).all()):
+    if tuple(importance.shape) != (columns,):
+        got = list(importance.shape)
+        raise QuantError(f"the importance has shape {got},\n  expected [{columns}]")
+    if not bool((importance.isfinite() & (importance >= 0)).all()):
         raise QuantError("an importance is negative, infinite or NaN,\n  expected mean squares")
     if name in UNWEIGHTED:
         return None
-    importance: NDArray[Any] = weights.float().contiguous().numpy()
-    return importance
+    weights: NDArray[Any] = importance.float().contiguous().numpy()
+    return weights
 
 
 def _refuse(name: str, w_NK: Tensor) -> None:

@@ -6,27 +6,35 @@ a weight is cast, not kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec as ggml
-from quant.scheme import Stored
-
-SAME_WEIGHT = 0.5
+from formats.stored import Problem, StoredWeight
+from formats.tensor import DTYPE_BYTES, TensorInfo
+from quant.ggml import codec
+from quant.scheme import Cost, Part, Shape, Usual
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
     from quant.measure import Error
 
+BLOCKS = "blocks"
+# Relative RMS error from which a weight whose encoder is not known is taken for another one.
+SAME_WEIGHT = 0.5
+# Bytes that `measure` takes for an element: both sides in float64, their products.
+MEASURED = 64
+
 
 @dataclass(frozen=True, slots=True)
-class Ggml:
+class Ggml(Usual):
     """One of ggml's types, named as ggml names it ("Q4_K"); recipes write q4_k."""
 
     type: str
+    looked_up: bool = True
 
     @property
     def name(self) -> str:
@@ -34,64 +42,131 @@ class Ggml:
         return self.type.lower()
 
     @property
-    def row_multiple(self) -> int:
-        """Every row is encoded by itself."""
-        return 1
+    def label(self) -> str | None:
+        """What a file of such weights is called."""
+        return None if self.plain else f"GGUF with {self.type}"
 
-    def stored(self, shape: tuple[int, ...]) -> tuple[Stored, ...]:
+    @property
+    def plain(self) -> bool:
+        """Whether rows are numbers."""
+        return self.type in codec.CASTS
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the one tensor, of the weight's shape."""
-        return (Stored("", self.type, tuple(shape)),)
+        return (Part(BLOCKS, TensorInfo(name, self.type, tuple(shape))),)
 
-    def refuses(self, shape: tuple[int, ...]) -> str | None:
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield the tensors of this type."""
+        dtype = self.type if self.plain else "F32"
+        for name, info in infos.items():
+            if info.dtype == self.type:
+                yield StoredWeight(name, info.shape, dtype, self, (info,))
+
+    def refuses(self, shape: Shape) -> str | None:
         """Return why rows of this length cannot be whole blocks, or None."""
-        instead = ggml.fallback(self.type, shape[-1])
-        if instead == self.type:
+        if codec.fallback(self.type, shape[-1]) == self.type:
             return None
         return f"{shape[-1]} columns are no whole number of blocks of {self.name}"
 
     def encode(
         self,
         w_NK: Tensor,
-        error: Error | None = None,
+        _prepared: None = None,
+        importance: Tensor | None = None,
         out: Tensor | None = None,
-        weights: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the blocks, uint8 [N, bytes of a row], in `out` if given."""
         rows = w_NK.reshape(-1, w_NK.shape[-1]).cpu()
-        room = None if out is None else out.view(rows.shape[0], -1)
-        blocks = ggml.encode(self.type, rows, weights=weights, out=room)
-        if error is not None:
-            error += compare_decoded(self.type, rows, self.decode({"": blocks}), weights)
-        return {"": blocks.view(*w_NK.shape[:-1], -1)}
+        memory = None if out is None else out.view(rows.shape[0], -1)
+        blocks = codec.encode(self.type, rows, importance=importance, out=memory)
+        return {BLOCKS: blocks.view(*w_NK.shape[:-1], -1)}
 
-    def decode(self, stored: Mapping[str, Tensor]) -> Tensor:
-        """Return the weight in float32."""
-        blocks = stored[""]
-        columns = ggml.columns(self.type, blocks.shape[-1])
-        rows = ggml.decode(self.type, blocks.reshape(-1, blocks.shape[-1]), columns)
-        return rows.view(*blocks.shape[:-1], columns)
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the weight in float32; a plain one as it is."""
+        blocks = rows[BLOCKS]
+        if blocks.is_floating_point():
+            return blocks
+        columns = codec.columns(self.type, blocks.shape[-1])
+        values = codec.decode(self.type, blocks.reshape(-1, blocks.shape[-1]), columns)
+        return values.view(*blocks.shape[:-1], columns)
 
-    def compare(self, w: Tensor, stored: Mapping[str, Tensor]) -> Error:
-        """Return how far the blocks are from the weight."""
-        return compare_decoded(self.type, w, self.decode(stored))
+    def compare(
+        self,
+        w_NK: Tensor,
+        rows: Mapping[str, Tensor],
+        importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far the blocks are from the weight, and which super-blocks are wrong.
+
+        Of a type without an encoder of ours, a weight is outside if its error is half of itself,
+        which no rounding makes it and any wrong order of rows or columns does.
+        """
+        from quant.measure import measure
+
+        decoded, columns = self.decode(rows).float(), w_NK.shape[-1]
+        error = measure(w_NK, decoded)
+        if not self.bounded:
+            error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
+            return error
+        flat = w_NK.reshape(-1, columns), decoded.reshape(-1, columns)
+        unknown = weighed and importance is None and self.type not in codec.UNWEIGHTED
+        if not unknown:
+            error.outside = codec.outside(self.type, *flat, importance=importance)
+        searched = self.type in codec.K_QUANTS or self.type in ("IQ4_NL", "IQ4_XS")
+        if (searched or unknown) and error.count and isfinite(error.sum_sq_error):
+            from quant.ggml.judge import judge_rows
+
+            blocks = rows[BLOCKS].reshape(len(flat[0]), -1)
+            parts = flat[0], blocks, flat[1]
+            judge_rows(error, self.type, parts, importance, known=not unknown)
+        return error
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far the decoded blocks are from the weight."""
+        from quant.measure import measure
+
+        return measure(w_NK, self.decode(rows).float())
+
+    @property
+    def bounded(self) -> bool:
+        """Whether we have an encoder of this type."""
+        return self.type in codec.WRITABLE
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its super-blocks, and a gain or a bias of the whole."""
+        from quant.ggml import judge
+
+        trends = [] if self.plain or not self.bounded else judge.find_trends(error)
+        faults = super(Ggml, self).judge(replace(error, faults=judge.whole_faults(error)))
+        return [*faults, *trends]
+
+    def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return values that are not finite: a scale that is NaN spreads over its block."""
+        bad = int((~self.decode(rows).isfinite()).sum())
+        return {BLOCKS: ("values that are not finite", bad)} if bad else {}
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what decoding holds: more where the `gguf` package decodes."""
+        if self.type in DTYPE_BYTES:
+            size = DTYPE_BYTES[self.type]
+            return Cost(size + (size + 4 if moved else 0), 8, 8)
+        fast = self.type in codec.WRITABLE
+        return Cost((5 if fast else 40) + (4 if moved else 0), 8, MEASURED)
 
 
-def compare_decoded(
-    type_: str, w: Tensor, decoded: Tensor, weights: Tensor | None = None, *, weighed: bool = False
-) -> Error:
-    """Return how far `decoded`, which was stored in ggml's type, is from the weight.
+class GgmlTypes:
+    """Recognises every type that a GGUF file may have."""
 
-    weights  the importance of the columns it was encoded with
-    weighed  it was encoded with an importance that is not known: then a part of the weight is
-             outside if its error is half of itself, which no rounding makes it and any wrong order
-             of rows or columns does
-    """
-    from quant.measure import measure
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield every tensor of floats or of ggml's blocks."""
+        for name, info in infos.items():
+            form = Ggml(info.dtype)
+            if form.plain or info.dtype not in DTYPE_BYTES:
+                dtype = info.dtype if form.plain else "F32"
+                yield StoredWeight(name, info.shape, dtype, form, (info,))
 
-    error, columns = measure(w, decoded), w.shape[-1]
-    rows = w.reshape(-1, columns), decoded.reshape(-1, columns)
-    if type_ not in ggml.WRITABLE or (weighed and weights is None and type_ not in ggml.UNWEIGHTED):
-        error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
-    else:
-        error.outside = ggml.outside(type_, *rows, weights=weights)
-    return error
+    def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
+        """Return None: what is neither is no weight."""
+        return None

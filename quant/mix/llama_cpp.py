@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec as ggml
+from quant.ggml import codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from quant.mix.choose import Facts, MixTensor
+    from quant.mix.tensors import Facts, MixTensor
 
 PLAIN = ("f32", "f16", "bf16")
 MIXTRAL = 8
@@ -141,7 +141,7 @@ def _choose(
 def _head(mix: str, tensor: MixTensor) -> str:
     """Return the type of the output matrix."""
     default = DEFAULTS[mix]
-    if mix in {"mxfp4_moe", "q8_0"} or tensor.shape[-1] % ggml.block(default)[0]:
+    if mix in {"mxfp4_moe", "q8_0"} or tensor.shape[-1] % codec.block(default)[0]:
         return "Q8_0"
     return "Q6_K"
 

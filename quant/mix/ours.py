@@ -3,7 +3,7 @@
     loss = sum over tensors of   sensitivity(kind, depth) * error(type)      [KL, 1e-3 nats a token]
 
 Every tensor starts at the mix's own type, and nothing goes below it. Then, as long as the file
-stays within its room, the step up that saves most loss for a byte is taken. This is why the types
+stays within its budget, the step up that saves most loss for a byte is taken. This is why the types
 depend on the model: a mixture of experts has nearly all its bytes in experts, so everything beside
 them is raised to Q8_0, while a dense model pays for ssm_out, attn_v and the embeddings. llama.cpp
 instead gives Q6_K to half of attn_qkv and ffn_down, whose other half then dominates the loss.
@@ -26,15 +26,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec as ggml
-from quant.mix import llama_cpp as gguf_mix_llama_cpp
+from quant.ggml import codec
+from quant.mix import llama_cpp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quant.mix.choose import Facts, MixTensor
+    from quant.mix.tensors import Facts, MixTensor
 
-ROOM = 1.02
+BUDGET = 1.02
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 # Of each mix the types a tensor may have, its own first.
 LADDERS = {
@@ -90,22 +90,22 @@ def pick(
     tensors  all of the file
     free     those that no rule decides and that are not always F32
     """
-    theirs = gguf_mix_llama_cpp.pick(mix, tensors, facts, free)
-    if mix in gguf_mix_llama_cpp.PLAIN:
+    theirs = llama_cpp.pick(mix, tensors, facts, free)
+    if mix in llama_cpp.PLAIN:
         return theirs
-    room = ROOM * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
+    budget = BUDGET * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
     fixed = {
         t.name: (FIXED[t.kind], f"ours: {WHY[FIXED[t.kind]]}") for t in free if t.kind in FIXED
     }
-    room -= sum(_nbytes(tensor, fixed[tensor.name][0]) for tensor in free if tensor.name in fixed)
+    budget -= sum(_nbytes(tensor, fixed[tensor.name][0]) for tensor in free if tensor.name in fixed)
     groups = list(_groups(mix, tensors, facts, [t for t in free if t.name not in fixed]))
-    _raise_within(groups, room)
+    _raise_within(groups, budget)
     return fixed | dict(_named(mix, groups))
 
 
 def _nbytes(tensor: MixTensor, type_: str) -> int:
     columns = tensor.shape[-1]
-    return prod(tensor.shape[:-1]) * ggml.row_bytes(ggml.fallback(type_, columns), columns)
+    return prod(tensor.shape[:-1]) * codec.row_bytes(codec.fallback(type_, columns), columns)
 
 
 def _groups(
@@ -123,7 +123,7 @@ def _groups(
     for (kind, first), members in parted.items():
         columns = members[0].shape[-1]
         ladder = MXFP4_LADDERS[first] if mix == "mxfp4_moe" and kind in EXPERTS else LADDERS[mix]
-        types = tuple(dict.fromkeys(ggml.fallback(type_, columns) for type_ in ladder))
+        types = tuple(dict.fromkeys(codec.fallback(type_, columns) for type_ in ladder))
         nbytes = [sum(_nbytes(member, type_) for member in members) for type_ in types]
         weight = len(members) * _sensitivity(kind, facts, first=first) / max(1, counts.get(kind, 0))
         yield _Group(members, types, nbytes, weight)
@@ -132,17 +132,17 @@ def _groups(
 def _sensitivity(kind: str, facts: Facts, *, first: bool) -> float:
     """Return the sensitivity of a kind as a whole, if all its layers were like this one."""
     column = 1 if facts.num_experts else 0
-    found = SENSITIVITY[kind][column]
+    sensitivity = SENSITIVITY[kind][column]
     if kind == "token_embd" and facts.tied:
-        found += SENSITIVITY["output"][column]
+        sensitivity += SENSITIVITY["output"][column]
     if not first:
-        return found
-    return found * (FIRST_FFN if kind.startswith("ffn_") else FIRST_MIXER)
+        return sensitivity
+    return sensitivity * (FIRST_FFN if kind.startswith("ffn_") else FIRST_MIXER)
 
 
-def _raise_within(groups: Sequence[_Group], room: float) -> None:
-    """Take the steps up that save most for a byte, as long as there is room."""
-    left = room - sum(group.nbytes[0] for group in groups)
+def _raise_within(groups: Sequence[_Group], budget: float) -> None:
+    """Take the steps up that save most for a byte, as long as there is budget."""
+    left = budget - sum(group.nbytes[0] for group in groups)
     while True:
         steps = [
             (_saving(group, level), group, level)

@@ -1,8 +1,8 @@
-"""`bench`: how fast an artifact runs here, beside the least that the card would need for it.
+"""`bench`: how fast an artifact runs on this machine, compared with the hardware limit.
 
 Each point is one step: a token for each sequence of a batch at a context, or a whole prompt. Bytes
-and operations are counted from the artifact; the floor is what the card needs to move and compute
-them. A fraction says how much of a step's time the floor explains.
+and operations are counted from the artifact; the floor is the time the card needs to move and
+compute them. `fraction_of_floor` is the floor divided by the measured time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.work import Work, count_work
-from qwen35_convert.errors import MissingError, RecipeError
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import check_device
 from qwen35_convert.recipe import BenchSweep
 from qwen35_convert.write.receipt import version
 
@@ -52,26 +54,7 @@ class Sweep:
         ):
             wrong = next((v for v in values if not 1 <= v <= LONGEST), None)
             if wrong is not None:
-                raise RecipeError(f"{name} is {wrong}, expected 1 to {LONGEST}")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured step. `floor_ms` is None on a machine whose limits are not known."""
-
-    what: str
-    batch: int
-    tokens: int
-    ms: float
-    eager_ms: float | None
-    tokens_per_s: float
-    bytes_moved: float
-    flops: float
-    floor_ms: float | None
-    fraction_of_floor: float | None
-    peak_memory: int | None
-    device: str
-    peer_ms: float | None = None
+                raise RecipeError(name, f"is {wrong}", f"1 to {LONGEST}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +110,7 @@ def _steps(sweep: Sweep) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Rig:
-    """A loaded model and what its steps are held against."""
+    """A loaded model and what its steps are compared with."""
 
     model: Model
     work: Work
@@ -172,18 +155,12 @@ class _Rig:
 
 
 def _device_name(device: str) -> str:
-    """Return what the device is called. MissingError for a GPU that is not there."""
+    """Return the name of the device. MissingError for a GPU that is not there."""
     import torch
 
-    if device not in ("cpu", "cuda"):
-        raise RecipeError(f"device is {device!r}, expected cpu or cuda")
+    check_device(device, fix="--device cpu times the reference path")
     if device == "cpu":
         return platform.processor() or platform.machine()
-    if not torch.cuda.is_available():
-        raise MissingError(
-            "bench: torch finds no GPU here, expected one\n"
-            "  fix   --device cpu times the reference path"
-        )
     return torch.cuda.get_device_name()
 
 
@@ -204,10 +181,10 @@ def _versions(peer: str | None) -> dict[str, str]:
     packages = ["torch", "triton"]
     if peer is not None:  # transformers runs FLA's kernels wherever they are
         packages += ["transformers", *PACKAGES.values()] if peer != "vllm" else ["vllm"]
-    found = {"qwen35": version()}
+    versions = {"qwen35": version()}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -3,7 +3,7 @@
 A peer is given the points that were measured and returns them with its own milliseconds: the same
 step, a token for each sequence of a batch at a context, or a prompt with the logits of its last.
 
-    transformers  in this process, with whatever kernels it finds
+    transformers  in this process, with the kernels it finds
     fla           the same, and its delta rule must be that of flash-linear-attention
     vllm          in a process of its own (`vllm_peer`), because it takes the GPU for itself
 """
@@ -24,32 +24,35 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import MissingError, RecipeError
+from qwen35_convert.options import check_choice
 
 if TYPE_CHECKING:
-    from qwen35_convert.benchmarking.bench import Point
+    from qwen35_convert.benchmarking.point import Point
 
 REPEAT = 3
-PACKAGES = {"fla": "flash-linear-attention"}  # where pip calls it otherwise
+PACKAGES = {"fla": "flash-linear-attention"}  # modules whose package has another name
 
 
 def find_peer(name: str) -> Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]:
     """Return the peer of that name. MissingError if its package is not installed."""
-    if name not in PEERS:
-        raise RecipeError(f"peer is {name!r}, expected {' or '.join(PEERS)}")
+    check_choice("peer", name, tuple(PEERS))
     for module in ("transformers", "fla") if name == "fla" else (name,):
         if find_spec(module) is None:
             package = PACKAGES.get(module, module)
             raise MissingError(
-                f"peer {name} is not installed, expected the package {package}\n"
-                f"  fix   pip install {package}"
+                f"peer {name}",
+                "is not installed",
+                f"the package {package}",
+                f"pip install {package}",
             )
     return PEERS[name]
 
 
 def _need_folder(checkpoint: Checkpoint, name: str) -> Path:
-    if checkpoint.gguf:
-        raise RecipeError(f"peer {name} reads folders of safetensors, this is a GGUF file")
+    if name not in container_of(checkpoint).loaders:
+        raise RecipeError(f"peer {name}", "cannot read a GGUF file", "a folder of safetensors")
     return checkpoint.folder
 
 
@@ -83,7 +86,7 @@ def _transformers_ms(model: Any, point: Point, vocabulary: int) -> float:
         if point.what == "prefill":
             return _median_ms(lambda: model(ids, use_cache=False, logits_to_keep=1), model)
         cache = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
-        # the cache grows by a token each time, which is nothing beside its length
+        # the cache grows by one token per call, negligible beside its length
         return _median_ms(lambda: model(ids[:, -1:], past_key_values=cache, use_cache=True), model)
 
 
@@ -105,10 +108,10 @@ def _wall_ms(call: Callable[[], object], model: Any) -> float:
 def run_fla(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
     """Yield the points with the times of transformers over FLA's kernels, which need a GPU.
 
-    transformers takes FLA's delta rule wherever it can be imported, and falls back in silence.
+    transformers uses FLA's delta rule if it can be imported, and falls back silently.
     """
     if device != "cuda":
-        raise RecipeError(f"peer fla runs on cuda only, this is {device}")
+        raise RecipeError("peer fla", f"cannot run on {device}", "cuda")
     try:
         import_module("fla.ops.gated_delta_rule")
     except ImportError as error:
@@ -120,11 +123,11 @@ def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> It
     """Yield the points with vLLM's times. MissingError with its last words if it fails."""
     folder = _need_folder(checkpoint, "vllm")
     if device != "cuda":
-        raise RecipeError(f"peer vllm runs on cuda only, this is {device}")
-    asked = {"folder": str(folder), "vocabulary": checkpoint.config.sizes["V"], "repeat": REPEAT}
+        raise RecipeError("peer vllm", f"cannot run on {device}", "cuda")
+    request = {"folder": str(folder), "vocabulary": checkpoint.config.sizes["V"], "repeat": REPEAT}
     with TemporaryDirectory() as scratch:
         job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
-        job.write_text(json.dumps(asked | {"points": [asdict(point) for point in points]}))
+        job.write_text(json.dumps(request | {"points": [asdict(point) for point in points]}))
         module = "qwen35_convert.benchmarking.vllm_peer"
         command = [sys.executable, "-m", module, str(job), str(result)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

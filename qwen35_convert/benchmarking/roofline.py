@@ -1,7 +1,7 @@
 """`bench --plot`: the points on the card's roofline.
 
-Operations for each byte moved run to the right, operations a second upwards. The roof is bandwidth
-times intensity up to the tensor rates; a point's height below it is what the step wastes.
+x: operations per byte moved; y: operations per second. The roof is bandwidth times intensity, up to
+the tensor rates; the distance of a point below it is what the step wastes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def draw_roofline(bench: Bench, path: Path) -> None:
         import matplotlib as mpl
     except ModuleNotFoundError:
         raise MissingError(
-            "plot: matplotlib is not installed, expected it\n  fix   pip install 'qwen35[report]'"
+            "--plot: matplotlib is not installed", fix="pip install 'qwen35[report]'"
         ) from None
     mpl.use("Agg")
     import matplotlib.pyplot as plt
@@ -27,10 +27,10 @@ def draw_roofline(bench: Bench, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
     for what, marker in (("decode", "o"), ("prefill", "s")):
-        found = [point for point in bench.points if point.what == what]
-        rates = [point.flops / point.ms * 1e3 for point in found]
-        axes.plot([p.flops / p.bytes_moved for p in found], rates, marker, label=what)
-        for point, rate in zip(found, rates, strict=True):
+        points = [point for point in bench.points if point.what == what]
+        rates = [point.flops / point.ms * 1e3 for point in points]
+        axes.plot([p.flops / p.bytes_moved for p in points], rates, marker, label=what)
+        for point, rate in zip(points, rates, strict=True):
             size = point.batch if what == "decode" else point.tokens
             axes.annotate(
                 str(size),
@@ -47,8 +47,8 @@ def draw_roofline(bench: Bench, path: Path) -> None:
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="operations for each byte",
-        ylabel="operations a second",
+        xlabel="operations per byte",
+        ylabel="operations per second",
         title=f"{bench.artifact} on {bench.device}",
     )
     axes.legend()

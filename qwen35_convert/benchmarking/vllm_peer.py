@@ -1,8 +1,8 @@
 """vLLM's own process for `bench --peer vllm`: run as a module with the arguments JOB and RESULT.
 
 JOB is JSON: folder, vocabulary, repeat, points. RESULT becomes a list of milliseconds. A prompt is
-timed to its first token. A decode step is what each of NEW more tokens adds: vLLM says nothing of
-single steps, and a difference leaves out the prompt and what a request costs.
+timed to its first token. A decode step is the time each of NEW more tokens adds: vLLM does not
+report single steps, and the difference excludes the prompt and the overhead of a request.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ NEW = 64
 
 def main(job: Path, result: Path) -> None:
     """Time every point of a job."""
-    asked = json.loads(job.read_bytes())
-    engine = _engine(asked)
-    times = [_point_ms(engine, point, asked) for point in asked["points"]]
+    spec = json.loads(job.read_bytes())
+    engine = _engine(spec)
+    times = [_point_ms(engine, point, spec) for point in spec["points"]]
     result.write_text(json.dumps(times))
 
 
-def _engine(asked: Mapping[str, Any]) -> Any:
+def _engine(spec: Mapping[str, Any]) -> Any:
     from vllm import LLM
 
-    longest = max(point["tokens"] for point in asked["points"]) + NEW + 1
+    longest = max(point["tokens"] for point in spec["points"]) + NEW + 1
     return LLM(
-        model=asked["folder"],
+        model=spec["folder"],
         dtype="bfloat16",
         max_model_len=longest,
         max_num_batched_tokens=longest,
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
-        max_num_seqs=max(point["batch"] for point in asked["points"]),
+        max_num_seqs=max(point["batch"] for point in spec["points"]),
         limit_mm_per_prompt={"image": 0, "video": 0},
     )
 
 
-def _point_ms(engine: Any, point: Mapping[str, Any], asked: Mapping[str, Any]) -> float:
-    ids, repeat = random.Random(0), asked["repeat"]
+def _point_ms(engine: Any, point: Mapping[str, Any], spec: Mapping[str, Any]) -> float:
+    ids, repeat = random.Random(0), spec["repeat"]
     prompts = [
-        {"prompt_token_ids": [ids.randrange(asked["vocabulary"]) for _ in range(point["tokens"])]}
+        {"prompt_token_ids": [ids.randrange(spec["vocabulary"]) for _ in range(point["tokens"])]}
         for _ in range(point["batch"])
     ]
     first = _median_ms(engine, prompts, 1, repeat)

@@ -4,8 +4,8 @@
               choose; states read and written, keys and values read (`runtime.floors`)
     prefill   2 operations for each weight and token; those of FP8 weights at FP8's rate
 
-The embedding is read by rows, which is nothing; where it is the head as well, it counts as that.
-MTP and vision take no part in a step.
+The embedding is read by rows, which is negligible; a tied embedding counts as the head. MTP and
+vision take no part in a step.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
+from formats.family.roles import ROLES
 from formats.tensor import TensorInfo
+from quant.fp8.scheme import Fp8
 from runtime.floors import Card, mixing_flops, sequence_bytes
 
 NO_STEP = ("mtp", "visual")
-HEADS = ("embed", "lm_head")
-PRODUCTS = frozenset({
-    "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "k_proj", "v_proj",
-    "o_proj", "gate_proj", "up_proj", "down_proj", "expert", "router", "shared_expert_gate",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +71,27 @@ def count_work(checkpoint: Checkpoint) -> Work:
         if not _takes_part(atom, tied=checkpoint.layout.tied):
             continue
         nbytes, flops = _stored_bytes(atom, infos[atom.stored], checkpoint), _flops(atom)
-        if atom.role in HEADS:
+        if ROLES[atom.role].vocabulary:
             head += 2.0 * atom.shape[0] * atom.shape[1]
         if atom.role == "expert":
             experts, flops = experts + nbytes, flops * share
         else:
             plain += nbytes
-        fp8, other = (fp8 + flops, other) if atom.scale else (fp8, other + flops)
+        fp8, other = (fp8 + flops, other) if isinstance(atom.form, Fp8) else (fp8, other + flops)
     return Work(checkpoint, plain, experts, fp8, other, head, share)
 
 
 def _takes_part(atom: Atom, *, tied: bool) -> bool:
-    return atom.name.split(".", 1)[0] not in NO_STEP and (atom.role != "embed" or tied)
+    return atom.name.split(".", 1)[0] not in NO_STEP and (not ROLES[atom.role].gathered or tied)
 
 
 def _flops(atom: Atom) -> float:
     """Return the operations a token; the head is applied to a prompt's last token only."""
-    return 2.0 * atom.shape[0] * atom.shape[1] if atom.role in PRODUCTS else 0.0
+    return 2.0 * atom.shape[0] * atom.shape[1] if ROLES[atom.role].product else 0.0
 
 
 def _stored_bytes(atom: Atom, info: TensorInfo, checkpoint: Checkpoint) -> float:
     """Return the atom's part of the stored tensor, with its part of the scale."""
-    whole = info.nbytes + (checkpoint.infos()[atom.scale].nbytes if atom.scale else 0)
+    whole = sum(checkpoint.infos()[part].nbytes for part in atom.parts)
     part = TensorInfo(atom.name, "U8", atom.shape).numel / info.numel
     return whole * part

@@ -1,9 +1,9 @@
-"""The hub itself: names of repositories, the listing of one commit, faults that pass or do not.
+"""The hub itself: repository ids, the listing of one commit, transient and permanent faults.
 
-    revision -> commit, once -> every later request names the commit
+    revision -> commit, resolved once -> every later request names the commit
 
 Source: huggingface_hub 2.4, `HfApi.model_info`; its errors, and httpx's under them.
-Trap: a branch may move between two files; so a branch is asked for once, then only the commit.
+Trap: a branch may move between two files, so it is resolved once.
 Trap: huggingface_hub reads HF_ENDPOINT and HF_HUB_OFFLINE when first imported; here, at each call.
 """
 
@@ -48,19 +48,21 @@ def parse_repo(source: str) -> tuple[str, str | None] | None:
 
 
 def check_name(repo: str, revision: str | None) -> None:
-    """Refuse a name that is none before the network is asked."""
+    """Refuse an invalid repository id before the network is used."""
     name = f"{repo}@{revision}" if revision else repo
     if not _REPO.fullmatch(name) or _NO_REPO.search(name):
-        raise FetchError(repr(name), "no name on any hub", "owner/name[@revision]", "check it")
+        raise FetchError(
+            repr(name), "not a repository id", "owner/name[@revision]", "check the name"
+        )
 
 
 def is_offline() -> bool:
-    """Tell whether HF_HUB_OFFLINE asks to leave the network alone."""
+    """Whether HF_HUB_OFFLINE forbids the network."""
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    asked = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
-    return asked or constants.is_offline_mode()
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    return offline or constants.is_offline_mode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,9 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One repository, asked with patience.
+    """One repository, whose failing requests are retried.
 
-    sleep  called with seconds between the tries of a failing request; None: time.sleep
+    sleep  called with the seconds between two tries; None: time.sleep
     """
 
     endpoint: str
@@ -84,7 +86,7 @@ class Hub:
     sleep: Callable[[float], object] | None = None
 
     def listing(self) -> Listing:
-        """Return what `revision` is now. FetchError if there is none, or no hub."""
+        """Return the files of `revision` as it is now. FetchError if there is none, or no hub."""
         from huggingface_hub import HfApi
 
         ask = partial(HfApi(self.endpoint).model_info, self.repo, revision=self.revision)
@@ -96,16 +98,16 @@ class Hub:
         for file in info.siblings or []:
             size, sha256 = (file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, None)
             if size is None:
-                raise FetchError(what, "no sizes", f"that of {file.rfilename}", "check HF_ENDPOINT")
+                raise FetchError(what, f"no size of {file.rfilename}", "one", "check HF_ENDPOINT")
             entries[file.rfilename] = Entry(size, sha256, file.blob_id)
         return Listing(str(info.sha), entries)
 
     def page(self, commit: str) -> str:
-        """Return the address where people see the files of a commit."""
+        """Return the web page that lists the files of a commit."""
         return f"{self.endpoint}/{self.repo}/tree/{commit}"
 
     def tried(self, call: Callable[[], T], what: str) -> T:
-        """Return call(), tried again while its fault is one that passes."""
+        """Return call(), retried after a transient fault."""
         from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
         for attempt in range(TRIES):
@@ -126,8 +128,8 @@ class Hub:
         from huggingface_hub import errors
 
         page, status = f"{self.endpoint}/{self.repo}", _status(error)
-        asked = error.response.request.headers if isinstance(error, errors.HfHubHTTPError) else {}
-        got = f"HTTP {status}, with {'a' if 'authorization' in asked else 'no'} token"
+        sent = error.response.request.headers if isinstance(error, errors.HfHubHTTPError) else {}
+        got = f"HTTP {status}, with {'a' if 'authorization' in sent else 'no'} token"
         later = "run again later; finished files are kept"
         token = {401: "the token was refused: renew HF_TOKEN", 403: "use a token that may read it"}
         rows = (
@@ -142,7 +144,7 @@ class Hub:
                 errors.RepositoryNotFoundError,
                 f"{self.repo} is not at {self.endpoint}",
                 got,
-                "a repository there, or a path here",
+                "a repository there, or a local path",
                 "check the name; if private, set HF_TOKEN",
             ),
             (
@@ -168,7 +170,7 @@ class Hub:
 def open_hub(
     repo: str, revision: str | None, sleep: Callable[[float], object] | None = None
 ) -> Hub:
-    """Return the hub of HF_ENDPOINT, to be asked for a repository; nothing is asked yet."""
+    """Return a repository on the hub of HF_ENDPOINT; no request is made yet."""
     from huggingface_hub import constants
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
@@ -176,7 +178,7 @@ def open_hub(
 
 
 def _root(error: Exception) -> Exception:
-    """Return what lies under "not found locally", which huggingface_hub says of most faults."""
+    """Return the cause of "not found locally", which huggingface_hub raises for most faults."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
@@ -189,7 +191,7 @@ def _status(error: Exception) -> int:
 
 
 def _passes(error: Exception) -> bool:
-    """Tell whether to try again: after a cut, a short body, a busy server; not with a full disk."""
+    """Whether to try again: after a cut, a short body, a busy server; not with a full disk."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     if isinstance(error, HfHubHTTPError):
@@ -200,14 +202,14 @@ def _passes(error: Exception) -> bool:
 
 
 def _wait(error: Exception, attempt: int) -> float:
-    """Return the seconds a server asks for (the hub: RateLimit: "api";r=0;t=55), or 1, 2, 4, 8."""
+    """Return the wait that a server demands (the hub: RateLimit: "api";r=0;t=55), or 1, 2, 4, 8."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     text = f"after={headers.get('Retry-After')}; {headers.get('RateLimit')}"
-    asked = re.search(r"(?:after|r=0; ?t)=(\d+)", text)
-    return min(LONGEST_WAIT, float(asked[1]) if asked else 2.0**attempt)
+    demand = re.search(r"(?:after|r=0; ?t)=(\d+)", text)
+    return min(LONGEST_WAIT, float(demand[1]) if demand else 2.0**attempt)
 
 
 def _line(error: Exception) -> str:
-    """Return an error's first line, less what a signed address or a token would give away."""
+    """Return an error's first line, without signatures and tokens."""
     text = str(error).strip() or type(error).__name__
     return re.sub(r"hf_\w+", "hf_...", re.sub(r"\?\S+", "?...", text.splitlines()[0]))

@@ -4,7 +4,7 @@
 
 Source: huggingface_hub 2.4, `hf_hub_download`.
 Trap: huggingface_hub compares no hash of a plain HTTP download and takes a cached file when the hub
-does not answer, so every file is measured. It resumes a cut file, but not in the next run.
+does not answer, so every file is hashed here. It resumes a cut file, but not in the next run.
 Trap: it reads HF_HOME when first imported; here, at each call.
 """
 
@@ -52,7 +52,7 @@ def fetch(
     """Return the checkpoint `repo` at `revision` (default: main), downloaded and checked.
 
     to     a plain folder; without it the hub's cache (HF_HOME). Finished files are kept in both, so
-           an interrupted run goes on when it is run again.
+           an interrupted run is resumed by running it again.
     sleep  called with seconds between the tries of a failing request; None: time.sleep
 
     HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE are honoured. Offline, a complete snapshot in
@@ -105,18 +105,18 @@ def _note(folder: Path, name: str) -> Path:
 
 
 def _refuse_foreign(folder: Path, entries: Mapping[str, Entry]) -> None:
-    """Keep a user's own files: huggingface_hub would replace one that differs."""
+    """Refuse to touch a user's own files: huggingface_hub would replace one that differs."""
     for name, entry in entries.items():
         path, note = folder / name, _note(folder, name)
         if note.is_file() and path.is_file() and path.stat().st_mtime <= note.stat().st_mtime + 1:
             continue
         if path.is_file() and (wrong := measure(path, entry)[1]):
-            remedy = "move it away, or give another folder"
-            raise FetchError(f"{path} is no unchanged download", *wrong, remedy)
+            remedy = "move it away, or choose another folder"
+            raise FetchError(f"{path} is not an unmodified download", *wrong, remedy)
 
 
 def _check_all(entries: Mapping[str, Entry], get: Callable[[str], tuple[Path, bool]]) -> Files:
-    """Return (size, sha256) of each file; one is hashed while the next is on its way."""
+    """Return (size, sha256) of each file; one is hashed while the next is downloaded."""
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # hashing frees the GIL
         checks = {}
         for name, entry in entries.items():
@@ -131,7 +131,9 @@ def _cached(repo: str, revision: str, to: Path | None) -> Fetched:
 
     subject, remedy = f"{repo}, offline (HF_HUB_OFFLINE)", "fetch it once without HF_HUB_OFFLINE"
     if to is not None:
-        raise FetchError(subject, f"a download to {to}", "no folder: the cache is used", remedy)
+        raise FetchError(
+            subject, f"a download to {to}", "no folder: offline, the cache is used", remedy
+        )
     config = try_to_load_from_cache(repo, "config.json", _cache(), revision)
     if not isinstance(config, str):
         got = f"no {revision} of it in {_cache()}"
@@ -149,9 +151,9 @@ def _cached(repo: str, revision: str, to: Path | None) -> Fetched:
 
 
 def find_cached(repo: str, listing: Listing) -> Path | None:
-    """Return the cache's folder of a listed commit if all of it is there; None if not.
+    """Return the cache's folder of a listed commit if it is complete, else None.
 
-    Small files are measured; of the weights only the sizes are looked at, so it is for headers.
+    Small files are hashed; of the weights only the sizes are compared, which suffices for headers.
     """
     folder, entries = _cache(repo) / "snapshots" / listing.commit, listing.entries
 
@@ -170,14 +172,14 @@ def find_cached(repo: str, listing: Listing) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """One repository on its way into the cache or a folder, at what its revision was at first."""
+    """The download of one repository into the cache or a folder, at one commit."""
 
     hub: Hub
     to: Path | None
     listing: Listing
 
     def run(self) -> Fetched:
-        """Download and check; only then note in the cache what the branch was."""
+        """Download and check; then note in the cache which commit the branch was."""
         listed, commit, repo = self.listing.entries, self.listing.commit, self.hub.repo
         names = needed(repo, listed, self._weight_map(), f"see {self.hub.page(commit)}")
         entries = {name: listed[name] for name in names}
@@ -191,9 +193,8 @@ class _Download:
 
     def left(self) -> str:
         """Say what is on the disk after a failure."""
-        return (
-            f"finished files stay in {self.to or _cache(self.hub.repo)}; the same command goes on"
-        )
+        place = self.to or _cache(self.hub.repo)
+        return f"finished files are kept in {place}; run the same command again to resume"
 
     def _weight_map(self) -> dict[str, str] | None:
         if INDEX not in self.listing.entries:
@@ -216,7 +217,7 @@ class _Download:
         return path, before is None or before != self._stamp(name)
 
     def _commit_of(self, name: str, path: Path) -> str:
-        """Return the commit that came with a file: a folder's note says it, or the cache."""
+        """Return the commit of a downloaded file, from the folder's note or the cache's path."""
         if self.to is None:
             return path.relative_to(_cache(self.hub.repo) / "snapshots").parts[0]
         note = _note(self.to, name)
@@ -226,7 +227,7 @@ class _Download:
         return self.to or _cache(self.hub.repo) / "snapshots" / self.listing.commit
 
     def _stamp(self, name: str) -> tuple[int, int] | None:
-        """Return what changes when a file is replaced, None if there is none."""
+        """Return a value that changes when the file is replaced; None if there is no file."""
         entry = self.listing.entries[name]
         blob = entry.sha256 or entry.git_id or "-"
         path = self.to / name if self.to else _cache(self.hub.repo) / "blobs" / blob
@@ -237,11 +238,11 @@ class _Download:
         folder = (self.to or _cache()).absolute()
         free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
         if required > free:
-            remedy = "make room, or give another folder (-o, HF_HOME)"
+            remedy = "free some space, or choose another folder (-o, HF_HOME)"
             raise FetchError(f"{folder} is too small", f"{free} bytes", f"{required} bytes", remedy)
 
     def _note_branch(self) -> None:
-        """Write what commit a branch was, as the cache keeps it, so that it is found offline."""
+        """Write which commit the branch was into the cache, so that it is found offline."""
         if self.hub.revision == self.listing.commit:
             return
         ref = _cache(self.hub.repo) / "refs" / self.hub.revision

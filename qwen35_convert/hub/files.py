@@ -1,7 +1,7 @@
-"""Which files of a repository a conversion reads, and how each is held against the hub's listing.
+"""Which files of a repository a conversion reads, and how each is compared with the hub's listing.
 
-Small files are named by the id that git gives their bytes, large ones (LFS) by their SHA-256.
-Trap: names in an index come from a stranger and become paths; only plain relative ones pass.
+Small files are identified by their git blob id, large ones (LFS) by their SHA-256.
+Trap: names in an index are untrusted and become paths; only plain relative ones pass.
 """
 
 from __future__ import annotations
@@ -23,31 +23,43 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SIDE_FILES = (
-    "config.json", "generation_config.json", INDEX,
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
-    "chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json",
-    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
-    "README.md", "LICENSE*", "NOTICE*",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    INDEX,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "README.md",
+    "LICENSE*",
+    "NOTICE*",
+)
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a file must be: LFS files have a sha256, small ones the id git gives their bytes."""
+    """What a file must be: LFS files have a sha256, small ones a git blob id."""
 
     size: int
     sha256: str | None
     git_id: str | None
 
     def proof(self) -> Proof:
-        """Return an empty proof, to be fed with the file's bytes in order."""
+        """Return an empty proof, which takes the file's bytes in order."""
         return Proof(self)
 
 
 class Proof:
-    """A file's hashes as its bytes come, and what they must be in the end."""
+    """The hashes of a file while its bytes arrive, and what they must be in the end."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry, self._count, self._sha256 = entry, 0, hashlib.sha256()
@@ -62,11 +74,11 @@ class Proof:
             self._git.update(data)
 
     def sha256(self) -> str:
-        """Return the SHA-256 of what came."""
+        """Return the SHA-256 of the bytes so far."""
         return self._sha256.hexdigest()
 
     def wrong(self) -> tuple[str, str] | None:
-        """Return (got, expected) if what came is not the file, else None."""
+        """Return (got, expected) if the bytes are not the file's, else None."""
         entry = self._entry
         if self._count != entry.size:
             return f"{self._count} bytes", f"{entry.size} bytes"
@@ -78,7 +90,7 @@ class Proof:
 
 
 def measure(path: Path, entry: Entry) -> tuple[str, tuple[str, str] | None]:
-    """Return (sha256, None) of a file that is what it must be, else ("", (got, expected))."""
+    """Return (sha256, None) of a correct file, else ("", (got, expected))."""
     size = path.stat().st_size
     if size != entry.size:
         return "", (f"{size} bytes", f"{entry.size} bytes")
@@ -93,7 +105,7 @@ def measure(path: Path, entry: Entry) -> tuple[str, tuple[str, str] | None]:
 def needed(
     repo: str, names: Collection[str], weight_map: dict[str, str] | None, remedy: str
 ) -> list[str]:
-    """Return the files of `names` that a conversion reads; refuse if one of them is not there.
+    """Return the files of `names` that a conversion reads; FetchError if one is missing.
 
     weight_map  which shard holds a tensor, as the index says; None: there is no index
     """
@@ -127,5 +139,7 @@ def read_weight_map(repo: str, index: bytes) -> dict[str, str]:
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             expected = "a relative path that ends in .safetensors"
-            raise FetchError(f"{repo}: {INDEX} names", repr(shard), expected, "do not use it")
+            raise FetchError(
+                f"{repo}: {INDEX} names", repr(shard), expected, "use another repository"
+            )
     return weight_map

@@ -1,12 +1,12 @@
-"""Parts of one file on the hub, by HTTP range requests, each answer held against what was asked.
+"""Parts of one file on the hub by HTTP range requests, each answer compared with its request.
 
     HEAD resolve/{commit}/{file}  -> commit, ETag, size, a signed address that expires
     GET  that address, Range      -> 206, Content-Range and length exact, the ETag of the first part
                                      (200 where the whole file is asked for)
 
 Source: RFC 9110, sections 13.1.5 and 14; huggingface_hub 2.4, `get_hf_file_metadata`.
-Trap: a server may answer a range with the whole file (200); so headers are judged before the body.
-Trap: the token is for the hub alone; a signed address at another origin must not see it.
+Trap: a server may answer a range with the whole file (200); so headers are checked before the body.
+Trap: the token is for the hub only; a signed address at another origin must not receive it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Memory = bytearray | mmap.mmap
 class RangeReader:
     """One file at one commit: `reader(start, stop)` returns these bytes, or raises FetchError.
 
-    Safe from any thread. What passes (cut connections, busy servers, expired addresses, answers to
-    another question) is tried again with a fresh address.
+    Safe from any thread. Transient faults (cut connections, busy servers, expired addresses,
+    answers to another request) are retried with a fresh address.
     """
 
     hub: Hub
@@ -64,7 +64,7 @@ class RangeReader:
             raise
 
     def _locate(self) -> tuple[str, str]:
-        """Return the address of the bytes, and their ETag there if an answer has told it."""
+        """Return the address of the bytes, and their ETag once an answer has named it."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
         with self._lock:
@@ -72,20 +72,20 @@ class RangeReader:
                 url = hf_hub_url(
                     self.hub.repo, self.name, revision=self.commit, endpoint=self.hub.endpoint
                 )
-                found = get_hf_file_metadata(url, timeout=TIMEOUT, endpoint=self.hub.endpoint)
-                self._refuse_other(found)
-                self._address = found.location
+                metadata = get_hf_file_metadata(url, timeout=TIMEOUT, endpoint=self.hub.endpoint)
+                self._refuse_other(metadata)
+                self._address = metadata.location
             return self._address, self._etag
 
-    def _refuse_other(self, found: HfFileMetadata) -> None:
-        """Refuse a file that is not the one of the listing: the revision was changed meanwhile."""
+    def _refuse_other(self, metadata: HfFileMetadata) -> None:
+        """Refuse a file that is not the listed one: the revision was changed meanwhile."""
         entry = self.entry
-        said = (found.commit_hash, found.size, found.etag)
+        got = (metadata.commit_hash, metadata.size, metadata.etag)
         listed = (self.commit, entry.size, entry.sha256 or entry.git_id)
-        if said != listed:
+        if got != listed:
             raise FetchError(
-                f"{self.hub.repo}: {self.name} is not the file of the listing",
-                "commit {}, {} bytes, ETag {}".format(*said),
+                f"{self.hub.repo}: {self.name} is not the listed file",
+                "commit {}, {} bytes, ETag {}".format(*got),
                 "commit {}, {} bytes, ETag {}".format(*listed),
                 "run again",
             )
@@ -115,7 +115,7 @@ class RangeReader:
         return headers | {"accept-encoding": "identity"}
 
     def _check(self, answer: Response, etag: str, start: int, stop: int) -> None:
-        """Hold the headers against the question, before the body is read."""
+        """Compare the headers with the request, before the body is read."""
         expected = {"status": "200", "content-length": str(stop - start)}
         if stop - start < self.entry.size:
             span = f"bytes {start}-{stop - 1}/{self.entry.size}"
@@ -132,9 +132,9 @@ class RangeReader:
 
 
 def take_memory(count: int) -> Memory:
-    """Return zeros to be written over; what is large goes back to the system when it is dropped.
+    """Return zeroed memory to write to; large blocks are returned to the system when dropped.
 
-    From malloc it would not: threads that take megabytes in turn leave its arenas full of holes.
+    malloc would keep them: threads that allocate megabytes in turn fragment its arenas.
     """
     return mmap.mmap(-1, count) if count >= OWN_PAGES else bytearray(count)
 
@@ -142,10 +142,10 @@ def take_memory(count: int) -> Memory:
 def _body(answer: Response, count: int) -> Memory:
     """Return a body of `count` bytes."""
     body, have = take_memory(count), 0
-    with memoryview(body) as room:
+    with memoryview(body) as view:
         for part in answer.iter_raw():
-            room[have : have + len(part)] = part
+            view[have : have + len(part)] = part
             have += len(part)
     if have != count:
-        raise OSError(f"{have} bytes came, expected {count}")
+        raise OSError(f"{have} bytes received, expected {count}")
     return body

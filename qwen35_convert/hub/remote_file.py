@@ -1,15 +1,15 @@
 """Tensors whose bytes are on the hub: shapes without data until rows are asked for.
 
 `read` gives a tensor on torch's meta device, which has a shape, views and an offset, but no bytes:
-what forgets to `load` its rows fails loudly, it cannot compute with zeros. `load` returns the rows
-in memory of their own, which goes when the tensor goes.
+code that forgets to `load` rows fails loudly instead of computing with zeros. `load` returns the
+rows in memory of their own, which is freed with the tensor.
 
     planning   exact ranges: a few norms
     the pass   between `begin` and `finish`: whole blocks, hashed in order; every file that is read
-               is read to its end, so that its SHA-256 can be held against the hub's
-    checking   the same blocks again in any order, each held against its digest from the pass
+               is read to its end, so that its SHA-256 can be compared with the hub's
+    checking   the same blocks again in any order, each compared with its digest from the pass
 
-A row that was made before its file was hashed is not `proven`, and must not be kept for a resume.
+An item that was converted before its file was hashed is not `proven`, and must not be journalled.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ READS = 3
 
 
 class RemoteFile(SafetensorsFile):
-    """A safetensors file on the hub: its header, how to get bytes, how far it is proven.
+    """A safetensors file on the hub: its header, how to read bytes, how far it is proven.
 
-    head        the first bytes, from which the header was read: they are proven with the rest
+    head        the first bytes, which hold the header: they are proven with the rest
     read_range  returns the bytes from start to stop
     """
 
@@ -75,10 +75,10 @@ class RemoteFile(SafetensorsFile):
         """Do nothing: no page is held."""
 
     def read_block(self, number: int) -> Memory:
-        """Return a block; one that was hashed before must be the same again.
+        """Return a block; a block that was hashed before must be the same again.
 
-        FetchError of a file that was found to be wrong: what was made from it must not be kept, so
-        a second reading cannot redeem it.
+        FetchError for a file that was found to be wrong: items made from it must not be kept, so a
+        second reading cannot redeem it.
         """
         if self._refused:
             raise self._wrong(*self._refused)
@@ -89,12 +89,12 @@ class RemoteFile(SafetensorsFile):
             if known is None or hashlib.sha256(data).digest() == known:
                 return data
         what = f"{self.path.name}: bytes from {start}"
-        raise FetchError(what, "other bytes than in the pass before", "the same", "run again")
+        raise FetchError(what, "other bytes than in the first pass", "the same bytes", "run again")
 
     def hash_block(self, data: Memory) -> None:
-        """Take the next block in order; FetchError if with it the file is not what the hub lists.
+        """Hash the next block in order; FetchError if the file turns out not to be the listed one.
 
-        The digest of each block is kept, so that reading it again is proven too.
+        The digest of each block is kept, so that a second reading is proven too.
         """
         start = len(self.digests) * self.block
         head = self._head[start : start + self.block]
@@ -102,7 +102,10 @@ class RemoteFile(SafetensorsFile):
         self.digests.append(hashlib.sha256(data).digest())
         last = len(self.digests) == self.num_blocks
         if data[: len(head)] != head:
-            self._refused = ("another header than when the conversion was planned", "the same")
+            self._refused = (
+                "another header than when the conversion was planned",
+                "the same header",
+            )
         elif last:
             self._refused = self._proof.wrong()
         if self._refused:
@@ -114,11 +117,11 @@ class RemoteFile(SafetensorsFile):
 
 
 class RemoteFiles:
-    """The files of one checkpoint, and the blocks of them that are held: at most `HELD_BLOCKS`.
+    """The files of one checkpoint, and at most `HELD_BLOCKS` blocks of them in memory.
 
     identity   (size, hash) of every file of the source by its name, small ones too
     sha256     of those that were read whole while opening
-    interrupt  called when work is abandoned: whoever waits for a busy server is to stop waiting
+    interrupt  called when the work is abandoned: readers stop waiting for a busy server
     """
 
     def __init__(
@@ -139,15 +142,15 @@ class RemoteFiles:
         self._ahead = ThreadPoolExecutor(max(1, AHEAD))
 
     @property
-    def room(self) -> int:
-        """The bytes of all blocks that are held, coming, or in a reader's hands."""
+    def held_bytes(self) -> int:
+        """The bytes of all blocks that are in memory, being read, or in use."""
         block = max((file.block for file in self.files.values()), default=0)
         return (HELD_BLOCKS + AHEAD + 1) * block
 
     def begin(self) -> None:
-        """Read by blocks from now on, and hash them. FetchError without a SHA-256 to hold against.
+        """Read by blocks from now on, and hash them. FetchError without a SHA-256 to compare with.
 
-        The receipt gives that of every file; git's own id, which small files have, is another hash.
+        The receipt names that of every file; the git blob id of small files is another hash.
         """
         for name, file in sorted(self.files.items()):
             if file.entry.sha256 is None:
@@ -156,7 +159,7 @@ class RemoteFiles:
         self._by_blocks = self._proving = True
 
     def finish(self) -> None:
-        """Read what is left of each file of the pass, and hash it. FetchError if one is wrong."""
+        """Read and hash the rest of each file of the pass. FetchError if one is wrong."""
         for name in sorted(self._begun if self._proving else ()):
             file = self.files[name]
             while not file.proven:
@@ -164,22 +167,22 @@ class RemoteFiles:
         self._proving = False
 
     def proven(self, names: Iterable[str]) -> bool:
-        """Tell whether all files that hold these tensors have been hashed whole, and are right."""
+        """Whether all files that hold these tensors have been hashed whole, and are correct."""
         return all(self.files[self.where[name]].proven for name in names)
 
     def describe(self, paths: Iterable[Path], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
         """Return size and SHA-256 of each file by its name, as a receipt lists them.
 
-        read  those that rows were made from. They are proven, in this run or, if they needed no
-              reading any more, in the one before. Of all others no hash is claimed.
+        read  those that items were made from. They are proven, in this run or, if nothing of
+              them was left to read, in the run before. For all others no hash is claimed.
         """
         proven = {path.name for path in read} if self._by_blocks else set()
-        found = {}
+        files = {}
         for path in sorted(paths):
-            size, said = self.identity[path.name]
-            sha256 = self.sha256.get(path.name) or (said if path.name in proven else None)
-            found[path.name] = {"size": size, "sha256": sha256}
-        return found
+            size, listed = self.identity[path.name]
+            sha256 = self.sha256.get(path.name) or (listed if path.name in proven else None)
+            files[path.name] = {"size": size, "sha256": sha256}
+        return files
 
     def load(self, name: str, data: Tensor, index: Index) -> Tensor:
         """Return rows of a stored tensor, of which `data` is a view without bytes."""
@@ -204,27 +207,27 @@ class RemoteFiles:
         return torch.frombuffer(raw, dtype=part.dtype).view(part.shape)
 
     def _bytes(self, file: RemoteFile, start: int, stop: int) -> Memory:
-        step, found = file.block, take_memory(stop - start)
+        step, data = file.block, take_memory(stop - start)
         for number in range(start // step, -(-stop // step)):
             first, last = max(start, number * step), min(stop, (number + 1) * step)
             if self._by_blocks:
                 block = memoryview(self._block(file, number))
-                found[first - start : last - start] = block[first % step :][: last - first]
+                data[first - start : last - start] = block[first % step :][: last - first]
             else:
-                found[first - start : last - start] = file.read_range(first, last)
-        return found
+                data[first - start : last - start] = file.read_range(first, last)
+        return data
 
     def _block(self, file: RemoteFile, number: int) -> Memory:
-        """Return a block; then make room, reading what nobody asked for if hashing waits for it."""
+        """Return a block; then evict old ones, after reading the block that hashing waits for."""
         self._begun.add(file.path.name)
         self._look_ahead(file, number)
         data = self._obtain(file, number)
-        while gap := self._make_room():
+        while gap := self._evict():
             self._obtain(*gap)
         return data
 
     def _look_ahead(self, file: RemoteFile, number: int) -> None:
-        """Have the next blocks brought meanwhile; who needs one that failed meets that himself."""
+        """Prefetch the next blocks; a failed one is retried by the reader that needs the block."""
         with self._turn:
             for ahead in range(number + 1, min(number + 1 + AHEAD, file.num_blocks)):
                 key = (file.path.name, ahead)
@@ -233,7 +236,7 @@ class RemoteFiles:
                     self._ahead.submit(self._bring, file, ahead)
 
     def _obtain(self, file: RemoteFile, number: int) -> Memory:
-        """Return a block that is held, is on its way, or is read now."""
+        """Return a block from memory, from a read under way, or read now."""
         key = (file.path.name, number)
         with self._turn:
             self._turn.wait_for(lambda: key not in self._coming)
@@ -244,7 +247,7 @@ class RemoteFiles:
         return self._bring(file, number)
 
     def _bring(self, file: RemoteFile, number: int) -> Memory:
-        """Read a block that is noted as on its way, hold it, hash what is next in order."""
+        """Read a block that is marked as under way, keep it, hash what is next in order."""
         key = (file.path.name, number)
         try:
             data = file.read_block(number)
@@ -259,12 +262,12 @@ class RemoteFiles:
         return data
 
     def _hash(self, file: RemoteFile) -> None:
-        """Hash the blocks that are next in order, as far as they are held."""
+        """Hash the blocks that are next in order, as far as they are in memory."""
         while (key := (file.path.name, len(file.digests))) in self._held:
             file.hash_block(self._held[key])
 
-    def _make_room(self) -> tuple[RemoteFile, int] | None:
-        """Drop the oldest blocks that are hashed; return the one that hashing waits for, if any."""
+    def _evict(self) -> tuple[RemoteFile, int] | None:
+        """Drop the oldest hashed blocks; return the block that hashing waits for, if any."""
         with self._turn:
             for key in list(self._held):
                 if len(self._held) <= HELD_BLOCKS:

@@ -1,8 +1,8 @@
-"""A checkpoint read straight from the hub: no copy on the disk, only headers before the work.
+"""A checkpoint read straight from the hub: no local copy, only headers before the conversion.
 
     listing -> config, index, side files (whole, checked, in memory) -> each shard's header
 
-What stands in a header decides where every tensor lies; so its bytes are proven with the file's.
+A header decides where every tensor lies, so its bytes are verified with the rest of the file.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import (
+from formats.checkpoint import Checkpoint
+from formats.json_file import parse_object
+from formats.safetensors.file import header_length, parse_header
+from formats.safetensors.folder import (
     MAX_SIDE_BYTES,
     SIDE_FILES,
-    Checkpoint,
+    Headers,
     assemble,
     check_config,
     check_index,
 )
-from formats.json_file import parse_object
-from formats.safetensors.file import header_length, parse_header
+from quant.registry import RECOGNISERS
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import INDEX, needed, read_weight_map
@@ -52,7 +55,7 @@ def open_stream(
 
     block    bytes of a range request while converting
     sleep    called with the seconds of a wait; None: time.sleep
-    listing  what `revision` is, if that was asked before
+    listing  the listing of `revision`, if it is known already
 
     FetchError if the hub refuses, does not answer, lacks a needed file, or sends other bytes than
     it lists. FormatError as for a folder.
@@ -60,14 +63,16 @@ def open_stream(
     check_name(repo, revision)
     if is_offline():
         remedy = "unset HF_HUB_OFFLINE, or convert from the cache without --stream"
-        raise FetchError(f"{repo}, offline (HF_HUB_OFFLINE)", "a stream", "no network", remedy)
+        raise FetchError(
+            f"{repo}, offline (HF_HUB_OFFLINE)", "a stream", "no use of the network", remedy
+        )
     stop = Event()
     hub = open_hub(repo, revision, partial(_nap, stop, sleep or time.sleep))
     return _Opening(hub, listing or hub.listing(), block).open(stop)
 
 
 def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
-    """Wait, but not longer than the work goes on: a busy server may ask for minutes."""
+    """Wait in short naps, until the work is abandoned: a busy server may demand minutes."""
     for _ in range(math.ceil(seconds / NAP)):
         if stop.is_set():
             raise InterruptedError("the work was abandoned")
@@ -75,7 +80,7 @@ def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
 
 
 class _Opening:
-    """What is asked while a stream is opened."""
+    """The requests that open a stream."""
 
     def __init__(self, hub: Hub, listing: Listing, block: int) -> None:
         self.hub, self.listing, self.block = hub, listing, block
@@ -96,12 +101,12 @@ class _Opening:
             files = dict(zip(shards, pool.map(self._shard, shards), strict=True))
             side_names = [name for name in names if name in SIDE_FILES]
             sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
-        opened = assemble(self.folder, config, files, weight_map)
-        opened.sides, opened.name = sides, self.hub.repo.rsplit("/", 1)[-1]
-        opened.remote = RemoteFiles(
-            files, opened.where, self._identity(names), self.sha256, stop.set
-        )
-        return opened, self.commit
+        name = self.hub.repo.rsplit("/", 1)[-1]
+        headers = Headers(self.folder, name, config, files, weight_map, sides)
+        opened = assemble(headers, RECOGNISERS)
+        identity = self._identity(names)
+        remote = RemoteFiles(files, opened.where, identity, self.sha256, stop.set)
+        return replace(opened, remote=remote), self.commit
 
     @property
     def commit(self) -> str:
@@ -120,7 +125,7 @@ class _Opening:
         entry = self.listing.entries[name]
         if entry.size > MAX_SIDE_BYTES:
             got, expected = f"{entry.size} bytes", f"at most {MAX_SIDE_BYTES}"
-            raise FetchError(f"{self.hub.repo}: {name}", got, expected, "do not use it")
+            raise FetchError(f"{self.hub.repo}: {name}", got, expected, "use another repository")
         data = self._reader(name)(0, entry.size) if entry.size else bytearray()
         proof = entry.proof()
         proof.update(data)
@@ -130,7 +135,7 @@ class _Opening:
         return bytes(data)
 
     def _shard(self, name: str) -> RemoteFile:
-        """Return an opened shard, of which the header was read."""
+        """Return a shard whose header has been read."""
         entry, read_range = self.listing.entries[name], self._reader(name)
         head = bytes(read_range(0, min(FIRST_BYTES, entry.size))) if entry.size else b""
         stop = 8 + header_length(name, entry.size, head[:8])

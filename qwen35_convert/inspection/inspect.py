@@ -13,7 +13,7 @@ from qwen35_convert.inspection.serving import serving
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The findings; `as_dict` is what `inspect --json` prints."""
+    """What a checkpoint holds; `as_dict` is what `inspect --json` prints."""
 
     layout: str
     kind: str
@@ -31,16 +31,16 @@ class Inspection:
     tensor_list: list[TensorInfo]
 
     def as_dict(self, *, tensors: bool = False) -> dict[str, Any]:
-        """Return plain values; the list of all tensors only if asked for."""
+        """Return plain values; with the list of all tensors on request."""
         result = asdict(self)
         listed = result.pop("tensor_list")
         return result | ({"tensor_list": listed} if tensors else {})
 
 
 def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
-    """Judge an opened checkpoint; `name` is what to serve it by. Nothing but headers is read."""
+    """Inspect an opened checkpoint; `name` is for the serving commands. Only headers are read."""
     layout, infos = source.layout, source.infos()
-    scales = {atom.scale for atom in layout.atoms.values()}
+    scales = {part for atom in layout.atoms.values() for part in atom.parts[1:]}
     weights = [info for name, info in infos.items() if name not in scales]
     return Inspection(
         layout=layout.kind,
@@ -87,11 +87,11 @@ def _mtp_experts(source: Checkpoint) -> str | None:
 
 def _serving(source: Checkpoint, name: str) -> dict[str, Any]:
     kinds = source.config.layer_types
-    found = serving(
+    figures = serving(
         source.config.sizes,
         num_full_layers=kinds.count("full_attention"),
         num_gdn_layers=kinds.count("linear_attention"),
         model=name,
         block_fp8=source.layout.quantized == "fp8-block",
     )
-    return found.as_dict()
+    return figures.as_dict()

@@ -1,4 +1,4 @@
-"""What an engine will need to serve the model, computed from its sizes: nothing is run.
+"""What an engine needs to serve the model, computed from its sizes; nothing is run.
 
 Every GDN layer keeps one state per sequence, every full-attention layer one K and V per token:
 
@@ -13,7 +13,7 @@ vLLM puts both into pages of one size, so its block of tokens must be as long as
 Source: vLLM 0.33, `_align_hybrid_block_size`; LMCache's Qwen3.5 recipe for the two command lines.
 Trap: A is the attention kernel's block: 16 for FlashAttention, 64 when vLLM prefills GDN with
 FlashInfer (its default on Hopper, in the `align` mode that prefix caching needs), and other
-backends round differently. So N is what to expect; what holds is what vLLM logs.
+backends round differently. So N is an estimate; the value that vLLM logs is the one that counts.
 
 Sizes go by letter: H hidden, I intermediate, NH and NKV heads of queries and of keys, HD their
 size, NK and NV linear heads of keys and of values, DK and DV their sizes, K convolution kernel,
@@ -26,13 +26,15 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qwen35_convert.errors import RecipeError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BF16, FP8, F32 = 2, 1, 4  # bytes
 FLASH_ATTENTION, FLASHINFER_GDN = 16, 64  # tokens in a kernel's block
 FP8_BLOCK = 128
-NOTE = "expected; check vLLM's log: Setting attention block size to N tokens"
+NOTE = "estimate; compare with vLLM's log line: Setting attention block size to N tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,11 @@ def serving(
     model      as the command line is to name it
     block_fp8  whether its weights are block FP8, which narrows `max_tensor_parallel`
 
-    Raises ValueError if `tp` ranks cannot share the heads.
+    Raises RecipeError if `tp` ranks cannot share the heads.
     """
     if not _splits_heads(sizes, tp):
         got = ", ".join(f"{k} {sizes[k]}" for k in ("NH", "NKV", "NK", "NV"))
-        raise ValueError(f"tensor parallel {tp} does not divide the heads: {got}")
+        raise RecipeError(f"tensor parallel {tp} does not divide the heads: {got}")
     kinds = {"bf16": BF16, "fp8": FP8}
     blocks = {k: attention_block_size(sizes, tp=tp, kv_bytes=b) for k, b in kinds.items()}
     flashinfer = {

@@ -1,6 +1,6 @@
-"""The plan: every row of the job, made before a weight is read and before a byte is written.
+"""The plan: the whole artifact and every item of the job, before a weight is read.
 
-A row is independent of every other and may be run twice, which gives workers and resume. A plan
+An item is independent of every other and may be run twice, which gives workers and resume. A plan
 is pure: the same source and recipe give the same plan, and its `digest` ties a journal to both.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Op
-from formats.gguf.file import ALIGNMENT, Kv, build_header
 from formats.tensor import TensorInfo
-from quant.ggml.scheme import Ggml
-from quant.scheme import KEEP, Scheme, get_scheme
+from quant.scheme import Scheme
 from qwen35_convert.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -30,28 +28,26 @@ if TYPE_CHECKING:
 class Output:
     """Where one encoded part of an atom goes: `nbytes` bytes from `offset` in tensor `name`.
 
-    `suffix` is the scheme's name of the part: "" the weight, "_scale_inv" its scale.
+    `key` is the scheme's word for the part: codes, scale.
     """
 
-    suffix: str
+    key: str
     name: str
     offset: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The unit of streaming: one atom, its scheme, its outputs.
+class Item:
+    """The unit of streaming: one atom, the scheme it gets, its outputs.
 
-    dtype  type in which a kept atom is stored
-    ops    what is done to its values before: the transforms of GGUF
+    ops  what is done to its values before they are encoded: the transforms of GGUF
     """
 
     atom: Atom
-    scheme: str
+    scheme: Scheme
     outputs: tuple[Output, ...]
     reason: str
-    dtype: str
     ops: tuple[Op, ...] = ()
 
 
@@ -70,17 +66,21 @@ class Shard:
 class Plan:
     """The whole job.
 
-    config   what config.json is to say; empty for a GGUF file, whose header says it
-    weights  importance of the columns of an atom by its name, float32 [K]
+    container   the kind of artifact, by name
+    files       whole files beside the shards, made when they are written
+    described   what those files say, as far as it is not a file of the source: ties a journal
+    importance  what an error in each column of an atom weighs, float32 [K], by its name
     """
 
+    container: str
     recipe: Recipe
-    rows: tuple[Row, ...]
+    items: tuple[Item, ...]
     shards: tuple[Shard, ...]
-    config: dict[str, Any]
     dropped: dict[str, int]
-    notes: tuple[str, ...] = field(default=())
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+    described: Mapping[str, Any] = field(default_factory=dict)
+    importance: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -93,37 +93,24 @@ class Plan:
         return sum(shard.nbytes for shard in self.shards)
 
     def schemes(self) -> dict[str, Scheme]:
-        """Return the schemes in use, ready to encode."""
-        used = sorted({row.scheme for row in self.rows} - {KEEP})
-        if self.recipe.export.format == "gguf":
-            return {name: Ggml(name.upper()) for name in used}
-        return make_schemes(used, self.recipe.quantize.scale)
+        """Return the schemes in use by name: what is kept and cast, too."""
+        return {item.scheme.name: item.scheme for item in self.items}
 
     def read_files(self, source: Checkpoint) -> list[Path]:
-        """Every file of the source that the rows are made from; of a slice not all of them."""
+        """Every file of the source that the items are made from; of a slice not all of them."""
         imatrix = self.recipe.quantize.imatrix
         more = [Path(imatrix)] if imatrix else []
         if self.recipe.only is None:
             return source.read_files() + more
-        return source.files_of(row.atom for row in self.rows) + more
+        return source.files_of(item.atom for item in self.items) + more
 
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""
         read = {*source.read_files(), *self.read_files(source)}
         files = [source.identity(path) for path in sorted(read)]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
-        said = [self.recipe.model_dump(mode="json"), self.config, headers, files]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def make_schemes(names: Sequence[str], scale: str) -> dict[str, Scheme]:
-    """Return schemes that may stand in one artifact.
-
-    The official Qwen layout knows 128x128 blocks only; beside any other scheme, blocks take
-    compressed-tensors' name for a scale.
-    """
-    suffix = "_scale_inv" if len(names) == 1 else "_scale"
-    return {name: get_scheme(name, scale, suffix) for name in names}
+        contents = [self.recipe.model_dump(mode="json"), self.described, headers, files]
+        return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
 
 def pack(units: Iterable[Sequence[TensorInfo]], limit: int) -> list[list[TensorInfo]]:
@@ -138,10 +125,3 @@ def pack(units: Iterable[Sequence[TensorInfo]], limit: int) -> list[list[TensorI
         packs[-1] += unit
         size += nbytes
     return packs
-
-
-def gguf_shard(name: str, pairs: Sequence[Kv], infos: Sequence[TensorInfo]) -> Shard:
-    """Return a GGUF file: header, offsets and size, zeros after the last tensor included."""
-    header, offsets = build_header(pairs, infos)
-    end = offsets[-1] + infos[-1].nbytes
-    return Shard(name, tuple(infos), header, tuple(offsets), -(-end // ALIGNMENT) * ALIGNMENT)

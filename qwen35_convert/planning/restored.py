@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
+from formats.family.roles import ROLES
 from quant.stored import open_value
 
-FLOAT32_ROLES = frozenset({"A_log", "gdn_norm"})
 SAMPLE_ROWS = 16
 
 
-def kept_dtype(source: Checkpoint, atom: Atom, model_dtype: str) -> str:
-    """Return the type in which a kept atom is written to a folder."""
-    if not source.gguf:
+def kept_dtype(atom: Atom, widened_from: str | None) -> str:
+    """Return the type in which a kept atom is written to a folder.
+
+    widened_from  the model's type, if the source's container has widened what it kept
+    """
+    if widened_from is None:
         return atom.dtype
-    if atom.role in FLOAT32_ROLES:
+    if ROLES[atom.role].hub_f32:
         return "F32"
-    return atom.dtype if atom.dtype != "F32" else model_dtype
+    return atom.dtype if atom.dtype != "F32" else widened_from
 
 
 def model_dtype(source: Checkpoint) -> str:
@@ -29,7 +32,7 @@ def model_dtype(source: Checkpoint) -> str:
     import torch
 
     atom = source.layout.atoms["embed_tokens"]
-    if not source.gguf or source.infos()[atom.stored].dtype != "F32":
+    if source.infos()[atom.stored].dtype != "F32":
         return "BF16"
     rows = open_value(source, atom).rows(0, min(SAMPLE_ROWS, atom.shape[0]))
     return "BF16" if torch.equal(rows.to(torch.bfloat16).float(), rows) else "F32"

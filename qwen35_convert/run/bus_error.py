@@ -1,9 +1,9 @@
-"""SIGBUS made an exit code: what a mapped file sends when it shrinks under its reader.
+"""SIGBUS as an exit code: what a mapped file sends when it shrinks under its reader.
 
-Weights are read through maps. Where the file got shorter, or its disk fails, there is no error to
-return: the kernel sends SIGBUS to the thread that touched the page, and Python cannot raise from
-it, because the instruction would only be tried again. So the process says what happened and exits;
-what a conversion has journalled stays, as after SIGKILL.
+Weights are read through maps. If the file shrinks or its disk fails, there is no error to return:
+the kernel sends SIGBUS to the thread that touched the page, and Python cannot raise from it,
+because the instruction would only be retried. So the process prints a message and exits; what a
+conversion has journalled is kept, as after SIGKILL.
 
 Trap: `signal.signal` runs its handler after the instruction, which never ends; libc's runs at once.
 """
@@ -16,8 +16,8 @@ import signal
 from collections.abc import Callable
 
 MESSAGE = (
-    b"qwen35: a file that was being read got shorter, or its disk failed (SIGBUS)\n"
-    b"  left  what is done; with the file as it was, the same command goes on from there\n"
+    b"qwen35: a file shrank while it was being read, or its disk failed (SIGBUS)\n"
+    b"  left  finished work is kept; restore the file and run the same command again to resume\n"
 )
 _handlers: list[Callable[[int], None]] = []  # libc keeps the address only
 

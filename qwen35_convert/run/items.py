@@ -1,7 +1,7 @@
-"""The one pass over the weights: read, cut out, encode, write; row by row, on threads.
+"""The one pass over the weights: read, cut out, encode, write; item by item, on threads.
 
-Rows are taken in the order of the source's bytes, so that a cold disk is read once and in order.
-Encoders release the GIL; a worker holds no more of a row than the room it is given. Finished rows
+Items are taken in the order of the source's bytes, so that a cold disk is read once and in order.
+Encoders release the GIL; a worker holds one chunk of an item at a time. Finished items
 reach the journal in groups, after their bytes are durable.
 """
 
@@ -10,18 +10,23 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
 from formats.safetensors.file import torch_dtype
-from formats.tensor import TensorInfo
+from formats.tensor import DTYPE_BYTES
 from quant.errors import QuantError
-from quant.scheme import FP8_SCHEMES, KEEP, Scheme
-from quant.stored import ROOM, Value, open_value
-from qwen35_convert.planning.plan import Plan, Row
+from quant.plain import PLAIN_TYPES
+from quant.scheme import Scheme
+from quant.stored import CHUNK_BYTES, Value, open_value
+from qwen35_convert.planning.plan import Item, Plan
+from qwen35_convert.run.finite import check_logarithms, describe_not_finite
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 
@@ -36,75 +41,114 @@ KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's typ
 class Effort:
     """How hard to work, and whom to tell.
 
-    workers  threads
-    device   where to quantise
-    advance  called after each row
-    room     bytes of a row that a worker holds at once
-    say      called with what happened on the way, such as the loss of a node
+    workers      threads
+    device       where to quantise
+    advance      called after each item
+    chunk_bytes  memory of a worker for the chunk it converts
+    say          called with a line on what happened, such as the loss of a node
     """
 
     workers: int
     device: str
     advance: Callable[[], object]
-    room: int = ROOM
+    chunk_bytes: int = CHUNK_BYTES
     say: Callable[[str], object] = lambda _: None
 
 
 @dataclass(slots=True)
 class Worker:
-    """What one thread encodes with: where, by which schemes, in how much memory, reused."""
+    """What one thread encodes with: where, and in how much memory, reused.
+
+    importance  of the columns, by atom
+    prepared    what is known of whole weights, shared by all threads
+    """
 
     device: str
-    schemes: Mapping[str, Scheme]
-    weights: Mapping[str, Tensor]
-    room: int = ROOM
+    importance: Mapping[str, Tensor]
+    prepared: Preparation
+    chunk_bytes: int = CHUNK_BYTES
     _codes: Tensor | None = None
 
-    def encode(self, scheme: Scheme, w: Tensor, name: str) -> dict[str, Tensor]:
+    def encode(self, item: Item, w: Tensor, prepared: object) -> dict[str, Tensor]:
         """Return what a scheme stores of some rows of an atom."""
-        weights = self.weights.get(name)
-        if self.device != "cpu" and scheme.name in KERNELS and weights is None:
+        importance, scheme = self.importance.get(item.atom.name), item.scheme
+        if self.device != "cpu" and scheme.name in KERNELS and importance is None:
             from quant.fp8.reference import check_finite
-            from runtime.kernels.k_quants import encode_k
+            from runtime.kernels.encode.k_quants import encode_k
 
             check_finite(w)
-            return {"": encode_k(scheme.name.upper(), w)}
-        return scheme.encode(w, out=self.codes(scheme, w.shape), weights=weights)
+            return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}
+        return scheme.encode(w, prepared, importance, self._memory(scheme, w.shape))
 
-    def codes(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
-        """Return memory for what a weight becomes: pages touched before beat fresh ones."""
+    def _memory(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
+        """Return memory for the first part: pages touched before beat fresh ones."""
         import torch
 
-        if self.device != "cpu":
+        first = scheme.parts("", tuple(shape))[0].info
+        if self.device != "cpu" or first.dtype in PLAIN_TYPES:
             return None
-        stored = scheme.stored(tuple(shape))[0]
-        count = TensorInfo("", stored.dtype, stored.shape).nbytes
-        if self._codes is None or self._codes.numel() < count:
-            self._codes = torch.empty(count, dtype=torch.uint8)
-        dtype = torch_dtype(stored.dtype) if stored.dtype == "F8_E4M3" else torch.uint8
-        return self._codes[:count].view(dtype).view(*shape[:-1], -1)
+        if self._codes is None or self._codes.numel() < first.nbytes:
+            self._codes = torch.empty(first.nbytes, dtype=torch.uint8)
+        known = first.dtype in DTYPE_BYTES
+        dtype = torch_dtype(first.dtype) if known else torch.uint8
+        return self._codes[: first.nbytes].view(dtype).view(*first.shape[:-1], -1)
+
+
+class Preparation:
+    """What schemes must know of whole weights, found out once for each fused matrix."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self._source = source
+        self._known: dict[tuple[str, str], object] = {}
+        self._lock = threading.Lock()
+
+    def of(self, item: Item) -> object:
+        """Return what the item's scheme must know; the first item of a matrix reads all of it."""
+        key = item.scheme.name, item.atom.matrix
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            known = item.scheme.prepare(self._values(item))
+            if known is not None:  # most schemes must know nothing, and there are many matrices
+                self._known[key] = known
+            return known
+
+    def _values(self, item: Item) -> Iterator[Tensor]:
+        """Yield the rows of every weight of an item's matrix."""
+        for atom in self._matrices[item.atom.matrix]:
+            value = open_value(self._source, atom, item.ops)
+            for start, stop in value.chunks(1):
+                yield value.rows(start, stop)
+                value.release(start, stop)
+
+    @cached_property
+    def _matrices(self) -> Mapping[str, list[Atom]]:
+        members = defaultdict(list)
+        for atom in self._source.layout.atoms.values():
+            members[atom.matrix].append(atom)
+        return members
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
-    """Convert every row the journal has not.
+    """Convert every item that is not in the journal.
 
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
-    which the same call goes on.
+    which the same call resumes.
     """
     pending = in_file_order(plan, source, journal)
-    with closing(convert_rows(plan, source, sink, pending, effort)) as done, _waking(source):
+    with closing(convert_items(plan, source, sink, pending, effort)) as done, _waking(source):
         _collect(done, _Ledger(plan, source, sink, journal), effort.advance)
 
 
-def convert_rows(
-    plan: Plan, source: Checkpoint, sink: FolderSink, rows: Sequence[int], effort: Effort
+def convert_items(
+    plan: Plan, source: Checkpoint, sink: FolderSink, items: Sequence[int], effort: Effort
 ) -> Generator[int, None, None]:
-    """Convert rows on threads; yield the number of each when it is written, not yet durable.
+    """Convert items on threads; yield the number of each when it is written, not yet durable.
 
-    Raises what a row raised; closing the iterator stops the threads.
+    Raises what an item raised; closing the iterator stops the threads.
     """
     _one_torch_thread()
-    work = _Work(plan, source, sink, effort, pending=rows)
+    work = _Work(plan, source, sink, effort, pending=items)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
         with _waking(source):
@@ -141,16 +185,16 @@ def _one_torch_thread() -> None:
 
 
 def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
-    """Return the rows that the journal has not, in the order of the source's bytes."""
+    """Return the items that are not in the journal, in the order of the source's bytes."""
 
     def position(index: int) -> tuple[str, int, int]:
-        return *source.position(plan.rows[index].atom.stored), index
+        return *source.position(plan.items[index].atom.stored), index
 
-    return sorted((i for i in range(len(plan.rows)) if i not in journal.done), key=position)
+    return sorted((i for i in range(len(plan.items)) if i not in journal.done), key=position)
 
 
 class _Work:
-    """What the threads share: the rows still to do, the results, and when to stop."""
+    """What the threads share: the items still to do, the results, and when to stop."""
 
     def __init__(
         self,
@@ -165,19 +209,20 @@ class _Work:
         self.results: queue.Queue[int | BaseException] = queue.Queue(maxsize=1024)
         self.stop = threading.Event()
         self._plan, self._source, self._sink, self._effort = plan, source, sink, effort
+        self._prepared = Preparation(source)
         self._pending: Iterator[int] = iter(pending)
         self._lock = threading.Lock()
 
     def loop(self) -> None:
-        """Take rows until none is left; a failure is handed over, not swallowed."""
+        """Take items until none is left; a failure is handed over, not swallowed."""
         try:
-            worker = make_worker(self._plan, self._effort.device, self._effort.room)
+            worker = make_worker(self._plan, self._effort, self._prepared)
             while not self.stop.is_set():
                 with self._lock:
                     index = next(self._pending, None)
                 if index is None:
                     return
-                convert_row(self._plan.rows[index], self._source, self._sink, worker)
+                convert_item(self._plan.items[index], self._source, self._sink, worker)
                 self._hand_over(index)
         except BaseException as failure:  # noqa: BLE001 - raised again by the main thread
             self._hand_over(failure)
@@ -193,7 +238,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Ledger:
-    """Puts rows into the journal once their bytes are durable, and known to be right."""
+    """Adds items to the journal once their bytes are durable and their source is proven."""
 
     plan: Plan
     source: Checkpoint
@@ -201,15 +246,15 @@ class _Ledger:
     journal: Journal
 
     def record(self, finished: set[int]) -> None:
-        """Make rows durable, journal them, take them out of `finished`; unproven ones wait."""
-        proven = {i for i in finished if self.source.proven([self.plan.rows[i].atom])}
+        """Make items durable, journal them, take them out of `finished`; unproven ones wait."""
+        proven = {i for i in finished if self.source.proven([self.plan.items[i].atom])}
         if proven:
             self.sink.sync()
             self.journal.append(proven)
             finished -= proven
 
     def prove(self) -> None:
-        """Prove what the rows were made from, where that is still open."""
+        """Hash the rest of a remote source, which proves the items made from it."""
         if self.source.remote is not None:
             self.source.remote.finish()
 
@@ -229,50 +274,36 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]
         ledger.record(finished)
 
 
-def make_worker(plan: Plan, device: str, room: int) -> Worker:
+def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
     """Return what one thread encodes with."""
-    return Worker(device, plan.schemes(), plan.weights, room)
+    return Worker(effort.device, plan.importance, prepared, effort.chunk_bytes)
 
 
-def convert_row(row: Row, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
-    """Read, encode and write one row."""
-    value = open_value(source, row.atom, row.ops)
-    if row.scheme == KEEP:
-        _keep(value, row, sink, worker)
-    else:
-        try:
-            _encode(value, row, sink, worker)
-        except QuantError as failure:
-            raise QuantError(f"{row.atom.stored} ({row.atom.name}): {failure}") from None
+def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
+    """Read, encode and write one item."""
+    value = open_value(source, item.atom, item.ops)
+    try:
+        check_logarithms(source, item)
+        _encode(value, item, sink, worker)
+    except QuantError as failure:
+        file = source.position(item.atom.stored)[0]
+        why = describe_not_finite(source, item.atom) or failure
+        raise QuantError(f"{item.atom.stored} ({item.atom.name}) in {file}: {why}") from None
 
 
-def _keep(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
-    (output,) = row.outputs
-    offset, dtype = output.offset, torch_dtype(row.dtype)
-    for start, stop in value.chunks(1, held=held_to_write(row.scheme), room=worker.room):
-        data = as_bytes(value.rows(start, stop).to(dtype))
-        sink.write(output.name, offset, data)
-        value.release(start, stop)
-        offset += data.nbytes
-
-
-def _encode(value: Value, row: Row, sink: FolderSink, worker: Worker) -> None:
-    scheme = worker.schemes[row.scheme]
-    offsets = {output.suffix: output.offset for output in row.outputs}
-    names = {output.suffix: output.name for output in row.outputs}
-    held = held_to_write(row.scheme)
-    for start, stop in value.chunks(scheme.row_multiple, held=held, room=worker.room):
+def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:
+    scheme, prepared = item.scheme, worker.prepared.of(item)
+    offsets = {output.key: output.offset for output in item.outputs}
+    names = {output.key: output.name for output in item.outputs}
+    whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
+    held = scheme.cost(moved=True).write
+    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
-        for suffix, tensor in worker.encode(scheme, w, row.atom.name).items():
+        for key, tensor in worker.encode(item, w, prepared).items():
             data = as_bytes(tensor)
-            sink.write(names[suffix], offsets[suffix], data)
-            offsets[suffix] += data.nbytes
+            sink.write(names[key], offsets[key], data)
+            offsets[key] += 0 if key in whole else data.nbytes
         value.release(start, stop)
-
-
-def held_to_write(scheme: str) -> int:
-    """Return the bytes of an element beside what was read: of a cast, or of codes; FP8's are 1."""
-    return 2 if scheme in FP8_SCHEMES else 8
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

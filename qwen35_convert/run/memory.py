@@ -1,11 +1,12 @@
-"""How much memory a conversion takes, made to fit a limit before a byte is written.
+"""The memory of a conversion, fitted to a limit before a byte is written.
 
-    limit >= program and plan + mapped pages + workers * (room + OVERHEAD)
+    limit >= program and plan + mapped pages + workers * (chunk_bytes + OVERHEAD)
 
 The program and the plan are measured: what this process holds after the encoders of the plan are
 loaded and compiled. Mapped pages of the source (and of the artifact, when it is verified) are given
-back after every 16 MB. What is left is parted among the workers: first the rows of a chunk become
-fewer (`room`), then the workers do; below one worker with its smallest chunk it is refused.
+back after every 16 MB. What is left is shared among the workers: first the chunks become
+smaller (`chunk_bytes`), then the workers fewer; less than one worker with its smallest chunk is
+refused.
 
 Without `--memory-limit` the command takes 600 MB, or three quarters of what the machine has free
 where that is less; a plan that needs more gets it. A caller in Python, whose process may be of any
@@ -25,10 +26,10 @@ from pathlib import Path
 from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.ops import VIEWS
 from quant.scheme import Scheme
-from quant.stored import ROOM, read_cost
+from quant.stored import CHUNK_BYTES, each_row, scheme_of
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Plan, Row
-from qwen35_convert.run.items import held_to_write
+from qwen35_convert.options import Limit, Share
+from qwen35_convert.planning.plan import Item, Plan
 
 SHARE = 0.75
 MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
@@ -38,28 +39,11 @@ SMALLEST = 128, 256  # rows and columns on which an encoder is tried
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """How many bytes the process may take. One that is not firm gives way to what is needed."""
-
-    nbytes: int
-    firm: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What the rows may use: workers with `room` bytes each; workers that verify."""
-
-    workers: int
-    room: int
-    verifiers: int
-
-
-@dataclass(frozen=True, slots=True)
 class Need:
     """What a conversion needs in bytes.
 
     base    the program and the plan; of a stream the blocks that are held
-    least   the smallest chunk of the widest row
+    least   the smallest chunk of the widest item
     verify  what verification keeps, and that it maps the artifact too; 0 without it
     """
 
@@ -71,16 +55,16 @@ class Need:
     def floor(self) -> int:
         """The least limit with which it runs, on one worker."""
         convert = self.least + OVERHEAD
-        check = self.verify + max(ROOM, self.least) + OVERHEAD if self.verify else 0
+        check = self.verify + max(CHUNK_BYTES, self.least) + OVERHEAD if self.verify else 0
         return self.base + MARGIN + MAX_MAPPED + max(convert, check)
 
     def part(self, limit: int, workers: int) -> Share:
         """Part what is left of a limit among workers, as many as fit."""
         free = limit - self.base - MARGIN - MAX_MAPPED
         fit = max(1, min(workers, free // (self.least + OVERHEAD)))
-        room = min(max(self.least, free // fit - OVERHEAD), max(ROOM, self.least))
-        each = max(ROOM, self.least) + OVERHEAD
-        return Share(fit, room, max(1, min(workers, (free - self.verify) // each)))
+        chunk = min(max(self.least, free // fit - OVERHEAD), max(CHUNK_BYTES, self.least))
+        each = max(CHUNK_BYTES, self.least) + OVERHEAD
+        return Share(fit, chunk, max(1, min(workers, (free - self.verify) // each)))
 
 
 def fit_memory(
@@ -89,7 +73,7 @@ def fit_memory(
     """Return how to work within a limit (None: the machine's). RecipeError if it is too small."""
     for scheme in plan.schemes().values():
         warm(scheme, verify=verify)
-    base = resident() + (source.remote.room if source.remote is not None else 0)
+    base = resident() + (source.remote.held_bytes if source.remote is not None else 0)
     need = Need(base, _least(plan, source), _kept(plan) if verify else 0)
     return need.part(_checked(limit, need), workers)
 
@@ -107,12 +91,13 @@ def _checked(limit: Limit | None, need: Need) -> int:
     if limit is None or not limit.firm:
         return max(need.floor, min(machine, limit.nbytes if limit else machine))
     if limit.nbytes < need.floor:
-        raise RecipeError(
-            f"--memory-limit is {_shown(limit.nbytes)}, expected {_shown(need.floor)} or more\n"
-            f"  from  {_shown(need.base + MARGIN)} the program and the plan, "
+        where = (
+            f"{_shown(need.base + MARGIN)} the program and the plan, "
             f"{_shown(MAX_MAPPED)} pages of the source, {_shown(need.least)} the smallest chunk"
             + (f", {_shown(need.verify)} verification" if need.verify else "")
         )
+        got, expected = f"is {_shown(limit.nbytes)}", f"{_shown(need.floor)} or more"
+        raise RecipeError("--memory-limit", got, expected, where=where)
     return limit.nbytes
 
 
@@ -121,22 +106,21 @@ def warm(scheme: Scheme, *, verify: bool) -> None:
     import torch
 
     w = torch.zeros(SMALLEST, dtype=torch.bfloat16)
-    stored = scheme.encode(w)
+    rows = scheme.encode(w, scheme.prepare(iter([w])))
     if verify:
-        scheme.compare(w, stored)
+        scheme.compare(w, each_row(scheme, rows, SMALLEST))
 
 
 def _least(plan: Plan, source: Checkpoint) -> int:
-    schemes = plan.schemes()
-    return max(_least_of(row, source, schemes.get(row.scheme)) for row in plan.rows)
+    return max(_least_of(item, source) for item in plan.items)
 
 
-def _least_of(row: Row, source: Checkpoint, scheme: Scheme | None) -> int:
-    """Return the bytes of a row's smallest chunk."""
-    multiple = scheme.row_multiple if scheme else 1
-    moved = bool(row.ops) or not all(isinstance(op, VIEWS) for op in row.atom.ops)
-    cost = read_cost(source.infos()[row.atom.stored], moved=moved) + held_to_write(row.scheme)
-    return min(multiple, *row.atom.shape[:1]) * prod(row.atom.shape[1:]) * cost
+def _least_of(item: Item, source: Checkpoint) -> int:
+    """Return the bytes of an item's smallest chunk."""
+    moved = bool(item.ops) or not all(isinstance(op, VIEWS) for op in item.atom.ops)
+    cost = scheme_of(item.atom).cost(moved=moved).read + item.scheme.cost(moved=moved).write
+    count = min(item.scheme.row_multiple, *item.atom.shape[:1])
+    return count * prod(item.atom.shape[1:]) * cost
 
 
 def _kept(plan: Plan) -> int:
@@ -167,7 +151,7 @@ def group_limits(
 ) -> Iterator[int]:
     """Yield every limit that a control group sets on this process: version 2, and 1's memory.
 
-    Not what is left of it: most of what a group uses is cached files, which make room.
+    Not what is left of it: most of what a group uses is cached files, which are evicted.
     """
     for line in own.read_text().splitlines() if own.exists() else ():
         _, kinds, path = line.split(":", 2)
@@ -186,8 +170,8 @@ def group_limits(
 def _kilobytes(path: Path, key: str) -> int | None:
     if not path.exists():
         return None
-    found = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
-    return next((int(words[1]) * 1024 for words in found), None)
+    lines = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
+    return next((int(words[1]) * 1024 for words in lines), None)
 
 
 def _shown(size: int) -> str:

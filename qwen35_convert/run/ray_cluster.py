@@ -1,15 +1,16 @@
-"""Rows on the nodes of a Ray cluster, which share the file system of source and output.
+"""Items on the nodes of a Ray cluster, which share the file system of source and output.
 
-    driver   plan, lock, reserved files, journal; hands out batches of rows
-    node     one process with threads (`engine_node`): opens the source, makes the plan again,
-             converts a batch into the reserved files, makes it durable, says so
+    driver   plan, lock, reserved files, journal; hands out batches of items
+    node     one process with threads (`ray_node`): opens the source, makes the plan again,
+             converts a batch into the reserved files, makes it durable, reports it
 
-A row may be converted twice, and gives the same bytes at the same place: so what a lost node had in
-hand is simply handed to another. Only what a node has reported durable is journalled, by the driver
+An item may be converted twice and gives the same bytes at the same place, so the batch of a lost
+node simply goes to another. Only what a node has reported durable is journalled, by the driver
 alone. Nodes that join later get work; a node that lost its process gets another one.
 
-Before its first row a node must see the token that the driver put into the lock file (else the file
-system is not shared) and arrive at the plan's digest, which holds sizes and times of the source.
+Before its first item a node must see the token that the driver put into the lock file (else the
+file system is not shared) and arrive at the plan's digest, which holds sizes and times of the
+source.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import MissingError, OutputError
+from qwen35_convert.options import MAX_DEFAULT_WORKERS, Limit
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.run.items import Effort, in_file_order
-from qwen35_convert.run.memory import Limit
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import version
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 BATCH_BYTES = 128 << 20
-MAX_WORKERS = 8
-LOOK_SECONDS = 1.0  # between two looks for nodes
+LOOK_SECONDS = 1.0  # between two searches for nodes
 PATIENCE_SECONDS = 60.0  # without any node
 CONNECT_SECONDS = 10.0
 MAX_LOSSES = 3  # of a node's process, or of a batch
@@ -49,9 +49,9 @@ MAX_LOSSES = 3  # of a node's process, or of a batch
 
 @dataclass(slots=True)
 class Batch:
-    """Rows that are handed out together, and how often they were lost with their node."""
+    """Items that are handed out together, and how often they were lost with their node."""
 
-    rows: list[int] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)
     losses: int = 0
 
 
@@ -66,18 +66,27 @@ class Member:
 
 
 @contextmanager
-def ray_engine(source: Path, workers: int | None, limit: Limit | None) -> Iterator[RayEngine]:
-    """Yield an engine on the cluster at RAY_ADDRESS, or on a local one; see `open_engine`."""
+def ray_executor(source: Path, workers: int | None, limit: Limit | None) -> Iterator[RayExecutor]:
+    """Yield an executor on the cluster at RAY_ADDRESS, or on a local one.
+
+    source   what the checkpoint was opened from, at the same path on every node
+    workers  threads of each node; None: its cores, at most 8
+    limit    memory of each node
+
+    MissingError if ray is not installed, or the cluster cannot be reached.
+    """
     if find_spec("ray") is None:
         raise MissingError(
-            "engine ray: the package ray is not installed, expected the extra [ray]\n"
-            "  fix   pip install 'qwen35[ray]', here and on every node"
+            "executor ray:",
+            "the package ray is not installed",
+            "the extra [ray]",
+            "pip install 'qwen35[ray]', here and on every node",
         )
     with _cluster() as ray:
-        yield RayEngine(ray, source, workers, limit)
+        yield RayExecutor(ray, source, workers, limit)
 
 
-class RayEngine:
+class RayExecutor:
     """Converts on the cluster that `ray` is connected to."""
 
     def __init__(
@@ -88,7 +97,7 @@ class RayEngine:
     def __call__(
         self, plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort
     ) -> None:
-        """Convert every row the journal has not. OutputError if no node is left to do it."""
+        """Convert every item that is not in the journal. OutputError if no node is left."""
         token = secrets.token_hex(16)
         sink.mark(token)
         spec = Spec(
@@ -109,31 +118,31 @@ class RayEngine:
                 crew.enlist()
                 crew.hand_out(batches)
                 for batch in crew.collect(batches):
-                    journal.append(batch.rows)
-                    for _ in batch.rows:
+                    journal.append(batch.items)
+                    for _ in batch.items:
                         effort.advance()
         finally:
             crew.dismiss()
 
 
 def _batches(plan: Plan, source: Checkpoint, journal: Journal) -> Iterator[Batch]:
-    """Part the rows still to do, in the order of the source's bytes."""
+    """Yield the items still to do in batches, in the order of the source's bytes."""
     batch, size = Batch(), 0
     for index in in_file_order(plan, source, journal):
-        batch.rows.append(index)
-        size += sum(output.nbytes for output in plan.rows[index].outputs)
+        batch.items.append(index)
+        size += sum(output.nbytes for output in plan.items[index].outputs)
         if size >= BATCH_BYTES:
             yield batch
             batch, size = Batch(), 0
-    if batch.rows:
+    if batch.items:
         yield batch
 
 
 @contextmanager
 def _cluster() -> Iterator[ModuleType]:
-    """Connect to the cluster that is meant, or start one here; MissingError if that fails.
+    """Connect to the cluster at RAY_ADDRESS, or start one here; MissingError if that fails.
 
-    What the caller has connected to already is used, and stays connected.
+    An existing connection of the caller is used, and stays.
     """
     import ray
 
@@ -144,8 +153,8 @@ def _cluster() -> Iterator[ModuleType]:
     try:
         ray.init(log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        said = str(error).strip().split("\n", 1)[0]
-        raise MissingError(f"engine ray: the cluster cannot be reached: {said}") from None
+        reason = str(error).strip().split("\n", 1)[0]
+        raise MissingError(f"executor ray: the cluster cannot be reached: {reason}") from None
     # ray prints the log of a node that died to stdout, where only results belong
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         try:
@@ -155,14 +164,14 @@ def _cluster() -> Iterator[ModuleType]:
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nobody listens: ray itself tries it for minutes."""
+    """Refuse an address where nothing listens: ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():  # none, or a word such as auto
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
     except OSError as error:
-        raise MissingError(f"engine ray: no cluster answers at {address}: {error}") from None
+        raise MissingError(f"executor ray: no cluster answers at {address}: {error}") from None
 
 
 @dataclass(slots=True)
@@ -185,7 +194,7 @@ class Crew:
     seen: float = field(default_factory=time.monotonic)
 
     def busy(self) -> bool:
-        """Whether a batch is in somebody's hands."""
+        """Whether a node is converting a batch."""
         return any(member.batch for member in self.calls.values())
 
     def enlist(self) -> None:
@@ -203,14 +212,12 @@ class Crew:
         if self.calls or self.idle:
             self.seen = now
         elif now - self.seen > PATIENCE_SECONDS:
-            raise OutputError(
-                "no node of the Ray cluster is left that could convert", left=self.left
-            )
+            raise OutputError("no node of the Ray cluster is left to convert on", left=self.left)
 
     def _start(self, node: dict[str, Any], cores: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        threads = self.workers or min(cores, MAX_WORKERS)
+        threads = self.workers or min(cores, MAX_DEFAULT_WORKERS)
         name = f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})"
         remote = self.ray.remote(Node).options(
             num_cpus=min(threads, cores),
@@ -221,14 +228,14 @@ class Crew:
         self.calls[member.actor.prepare.remote()] = member
 
     def hand_out(self, batches: deque[Batch]) -> None:
-        """Give a batch to everybody who has none."""
+        """Give a batch to every idle process."""
         while batches and self.idle:
             member, batch = self.idle.pop(), batches.popleft()
             member.batch = batch
-            self.calls[member.actor.convert.remote(batch.rows)] = member
+            self.calls[member.actor.convert.remote(batch.items)] = member
 
     def collect(self, batches: deque[Batch]) -> Iterator[Batch]:
-        """Yield what is finished; put back what is lost. Raises what a row raised."""
+        """Yield what is finished; put back what is lost. Raises what an item raised."""
         if not self.calls:
             time.sleep(LOOK_SECONDS / 10)
             return
@@ -256,17 +263,21 @@ class Crew:
     ) -> None:
         """Put a lost node's batch back. OutputError if it was lost too often."""
         if getattr(loss, "actor_init_failed", False):
-            said = str(loss).strip().rsplit("\n", 1)[-1]
-            raise MissingError(f"node {member.name} cannot run qwen35: {said}", left=self.left)
+            reason = str(loss).strip().rsplit("\n", 1)[-1]
+            raise MissingError(f"node {member.name} cannot run qwen35: {reason}", left=self.left)
         self.losses[member.node] += 1
         self.ray.kill(member.actor)
         if batch is None:
             self.effort.say(f"node {member.name} was lost")
             return
-        self.effort.say(f"node {member.name} was lost; {len(batch.rows)} rows are done again")
+        self.effort.say(
+            f"node {member.name} was lost; {len(batch.items)} items are converted again"
+        )
         batch.losses += 1
         if batch.losses >= MAX_LOSSES:
-            raise OutputError(f"{batch.losses} nodes were lost over the same rows", left=self.left)
+            raise OutputError(
+                f"{batch.losses} nodes were lost while converting the same items", left=self.left
+            )
         batches.appendleft(batch)
 
     def _as_ours(self, error: ValueError) -> ValueError:

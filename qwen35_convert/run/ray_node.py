@@ -1,8 +1,8 @@
-"""What runs on a node of a cluster: a batch of rows into the files that the driver has reserved.
+"""What runs on a node of a cluster: a batch of items goes into the files that the driver reserved.
 
-A node trusts nothing it was told about files: it opens source and output by itself, and refuses to
-write where the driver's token is not, or what the driver's plan is not. What a user can cause is
-returned, not raised, so that it arrives without the cluster's own traceback around it.
+A node trusts nothing it was told about files: it opens source and output itself, and refuses to
+write without the driver's token in the lock file, or by another plan than the driver's. Errors that
+a user can cause are returned, not raised, so that they arrive without the cluster's own traceback.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
-from qwen35_convert.planning.make import make_plan
+from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.run.items import Effort, convert_rows
-from qwen35_convert.run.memory import Limit, Share, fit_memory
+from qwen35_convert.run.items import Effort, convert_items
+from qwen35_convert.run.memory import fit_memory
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, read_mark
+
+SHARED = "a file system that all nodes share"
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A conversion as a node is told of it: paths that all nodes see, recipe, what must agree.
+    """A conversion as a node needs it: paths that all nodes see, recipe, what must agree.
 
     name     what people call the model
     token    what stands in the lock file
@@ -71,13 +74,13 @@ class Node:
             return error
         return None
 
-    def convert(self, rows: Sequence[int]) -> ValueError | None:
-        """Convert rows and make their bytes durable; return what is wrong."""
+    def convert(self, items: Sequence[int]) -> ValueError | None:
+        """Convert items and make their bytes durable; return what is wrong."""
         job = self._job
         assert job is not None, "a node is prepared first"
-        effort = Effort(job.share.workers, self._spec.device, lambda: None, job.share.room)
+        effort = Effort(job.share.workers, self._spec.device, lambda: None, job.share.chunk_bytes)
         try:
-            with closing(convert_rows(job.plan, job.source, job.sink, rows, effort)) as done:
+            with closing(convert_items(job.plan, job.source, job.sink, items, effort)) as done:
                 for _ in done:
                     pass
             job.sink.sync()
@@ -90,17 +93,16 @@ class Node:
     def _open(self) -> _Job:
         spec = self._spec
         if version() != spec.version:
-            raise MissingError(
-                f"node {self._name} runs qwen35 {version()}, expected {spec.version}"
-            )
+            raise MissingError(f"node {self._name}", f"runs qwen35 {version()}", spec.version)
         if read_mark(spec.out) != spec.token:
             raise OutputError(
-                f"node {self._name} does not see what this machine writes beside {spec.out}\n"
-                "  expected  a file system that all nodes share"
+                f"node {self._name}",
+                f"does not see what this machine writes beside {spec.out}",
+                SHARED,
             )
         plan, source = self._plan()
         share = fit_memory(plan, source, spec.limit, self._threads, verify=False)
-        sink = FolderSink(spec.out, plan.shards)
+        sink = container_for(spec.out).open_sink(spec.out, plan)
         sink.attach()
         return _Job(plan, source, sink, share)
 
@@ -108,14 +110,14 @@ class Node:
         """Open the source and plan again. OutputError if it is another source here."""
         spec = self._spec
         try:
-            source = open_checkpoint(spec.source)
+            source = open_checkpoint(spec.source, spec.name)
         except FormatError as error:
             raise OutputError(f"node {self._name}: {error}") from None
-        source.name = spec.name
-        plan = make_plan(source, spec.recipe, spec.out.stem)
+        plan = expect(source, spec.recipe, spec.out)
         if plan.digest(source) != spec.digest:
             raise OutputError(
-                f"node {self._name} sees another source at {spec.source}: its files differ in "
-                "name, size or time\n  expected  a file system that all nodes share"
+                f"node {self._name}",
+                f"sees another source at {spec.source}: its files differ in name, size or time",
+                SHARED,
             )
         return plan, source

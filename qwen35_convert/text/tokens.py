@@ -31,28 +31,30 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
     content = checkpoint.side(TOKENIZER)
     if content is None:
-        raise FormatError(
-            f"{checkpoint.folder}: {TOKENIZER} is missing, and text is needed as tokens"
-        )
+        raise FormatError(f"{checkpoint.folder}: {TOKENIZER} is missing, and text needs it")
     try:
         return Tokenizer.from_buffer(content)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
         raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
 
 
+def text_path(text: str) -> Path:
+    """Return the file of a text; `default` is the bundled one."""
+    return DEFAULT_TEXT if text == DEFAULT else Path(text)
+
+
 def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
-    """Return the tokens of a text file (`default`: the bundled one), 2 at least.
+    """Return the tokens of a text file (`default`: the bundled one), at least 2.
 
     RecipeError if the text cannot be read or is too short.
     """
-    path = DEFAULT_TEXT if text == DEFAULT else Path(text)
     try:
-        content = path.read_text(encoding="utf-8")
+        content = text_path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"text {text} cannot be read: {error}") from None
     ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
     if len(ids) < 2:
-        raise RecipeError(f"text {text} has {len(ids)} tokens, expected 2 at least")
+        raise RecipeError(f"text {text}", f"has {len(ids)} tokens", "at least 2")
     return list(ids)
 
 
@@ -68,7 +70,9 @@ def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:
         template = environment.from_string(_template(checkpoint))
         return template.render(messages=messages, add_generation_prompt=True)
     except TemplateError as error:
-        raise FormatError(f"{checkpoint.folder}: the chat template fails: {error}") from None
+        raise FormatError(
+            f"{checkpoint.folder}: the chat template cannot be rendered: {error}"
+        ) from None
 
 
 def _refuse(message: str) -> None:
@@ -79,21 +83,21 @@ def _template(checkpoint: Checkpoint) -> str:
     content = checkpoint.side(TEMPLATE)
     if content is not None:
         return content.decode("utf-8")
-    given = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
-    if not isinstance(given, str):
-        raise FormatError(f"{checkpoint.folder}: there is no chat template ({TEMPLATE})")
-    return given
+    value = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
+    if not isinstance(value, str):
+        raise FormatError(f"{checkpoint.folder}: the chat template {TEMPLATE} is missing")
+    return value
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every token id that ends a text."""
     named = _object(checkpoint, TOKENIZER_CONFIG).get("eos_token")
     named = named.get("content") if isinstance(named, dict) else named
-    found = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
+    tokens = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
     for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
-        given = part.get("eos_token_id")
-        found += given if isinstance(given, list) else [given]
-    return frozenset(token for token in found if isinstance(token, int))
+        value = part.get("eos_token_id")
+        tokens += value if isinstance(value, list) else [value]
+    return frozenset(token for token in tokens if isinstance(token, int))
 
 
 def _object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from typing import IO, TYPE_CHECKING
 from formats.checkpoint import Checkpoint
 from formats.safetensors.file import SafetensorsFile, build_header
 from formats.tensor import TensorInfo
+from qwen35_convert.durable import sync_folder
 from qwen35_convert.errors import OutputError
 from qwen35_convert.write.receipt import version
-from qwen35_convert.write.sink import sync_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

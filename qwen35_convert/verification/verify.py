@@ -1,48 +1,38 @@
-"""Proof of an artifact: reopen what was written, census it, compare it with its source by value.
+"""Proof of an artifact: reopen what lies there, and hold it against what it should be.
 
-structure   headers and config alone
-tensors     also every byte: scales, codes, hashes of the receipt; against the source if given
+structure   headers, config and side files
+tensors     also every byte: made again from the source, or judged by its scheme; hashes
 logits      also the predictions on real text against the source's
 
-A level includes those above it.
+A level includes those above it; a stated threshold raises it to logits (`levels`). With a receipt
+of our own and its source at hand the artifact is made again and compared to the byte. Without, each
+container and scheme says what a right one may be. What is checked is a table (`table`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from formats.checkpoint import MAX_NAME, Checkpoint, open_checkpoint
-from formats.errors import FormatError
-from formats.gguf.checkpoint import whole_path
-from formats.json_file import read_object
+from formats.checkpoint import Checkpoint
 from quant.measure import Error
-from quant.scheme import KEEP
-from quant.stored import Value, open_value
-from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
-from qwen35_convert.containers.safetensors.census import scheme_of, structure_failures
-from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.plan import Plan
-from qwen35_convert.run.threads import each
-from qwen35_convert.verification.compare import PLAIN, Compared, compare_atom, missing_atoms
-from qwen35_convert.verification.failure import Failure
-from qwen35_convert.verification.logits import MEASURED_ONLY, LogitsCheck, check_logits, need_source
-from qwen35_convert.write.receipt import RECEIPT, receipt_name, sha256_file
+from quant.stored import scheme_of
+from qwen35_convert.failure import Failure
+from qwen35_convert.verification.compare import Compared
+from qwen35_convert.verification.levels import LEVELS, need_source
+from qwen35_convert.verification.proof import Checks, Proof
+from qwen35_convert.verification.table import CHECKS
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-LEVELS = ("structure", "tensors", "logits")
-Progress = Callable[[str], None]
+__all__ = ["Checks", "Report", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verification found. `passed` is false if anything at all is wrong."""
+    """What verification found. `passed` is false if anything at all is wrong.
+
+    raised  why the level is not the one asked for
+    """
 
     level: str
     structure: dict[str, Any]
@@ -51,6 +41,7 @@ class Report:
     failures: list[Failure]
     against: str | None
     logits: dict[str, Any] | None = None
+    raised: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -62,6 +53,7 @@ class Report:
         return {
             "passed": self.passed,
             "level": self.level,
+            "raised": self.raised,
             "against": self.against,
             "structure": self.structure,
             "schemes": self.schemes,
@@ -71,84 +63,27 @@ class Report:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
-    """How far to look: the level, what the logits must meet, threads, whom to tell.
+def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Report:
+    """Verify an opened artifact, against its source if that is given.
 
-    partial  the artifact is a slice on purpose: what it lacks is no failure
-    weights  by atom the importance of the columns that the artifact was encoded with
+    RecipeError if the level needs a source and none is given.
     """
-
-    level: str = "tensors"
-    logits: LogitsCheck = MEASURED_ONLY
-    workers: int = 1
-    progress: Progress = lambda _: None
-    partial: bool = False
-    weights: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise RecipeError(f"level is {self.level!r}, expected one of {', '.join(LEVELS)}")
-
-
-def verify(artifact: Path, source: Checkpoint | None, checks: Checks) -> Report:
-    """Verify an artifact, against its source if that is given.
-
-    FormatError if the artifact cannot even be opened; what is wrong inside is in the report.
-    """
-    opened = open_checkpoint(artifact)
-    failures = [] if checks.partial else structure_failures(opened)
-    compared: list[Compared] = []
-    logits = None
-    if checks.level == "logits":
-        source = need_source(source)
-    if checks.level != "structure":
-        failures += _receipt_failures(opened, checks.workers)
-        failures += _scale_failures(opened)
-        vision = mmproj_beside(opened)
-        failures += mmproj_failures(vision, source) if vision else ()
-        if source:
-            failures += () if checks.partial else missing_atoms(opened, source)
-            compared = _compare_all(opened, source, checks)
-            failures += [failure for atom in compared for failure in atom.failures]
-    if checks.level == "logits" and source and not opened.layout.problems:
-        logits, shortfalls = check_logits(opened, source, checks.logits, checks.progress)
-        failures += shortfalls
+    level = checks.effective
+    need_source(level, given=source is not None)
+    proof = Proof.of(opened, source, checks)
+    for check in CHECKS:
+        if LEVELS.index(check.level) <= LEVELS.index(level.name) and check.applies(proof):
+            proof.failures += check.run(proof)
     return Report(
-        level=checks.level,
+        level=level.name,
         structure=_structure(opened),
-        tensors=[_line(c) for c in compared],
-        schemes=_by_scheme(compared),
-        failures=failures,
+        tensors=[_line(c) for c in proof.compared],
+        schemes=_by_scheme(proof.compared),
+        failures=list(dict.fromkeys(proof.failures)),
         against=str(source.folder) if source else None,
-        logits=logits,
+        logits=proof.logits,
+        raised=level.raised,
     )
-
-
-def check_verifiable(plan: Plan) -> None:
-    """Refuse to verify a slice of a GGUF file that cannot be opened: its vocabulary is missing."""
-    if plan.recipe.only and not plan.config and "token_embd.weight" not in plan.tensors:
-        raise RecipeError(
-            f"only is {plan.recipe.only!r}: a GGUF file without token_embd.weight cannot be "
-            "opened again to verify it\n  fix   add --no-verify"
-        )
-
-
-def _compare_all(artifact: Checkpoint, source: Checkpoint, checks: Checks) -> list[Compared]:
-    import torch
-
-    torch.set_num_threads(1)
-    names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
-
-    def one(name: str) -> Compared:
-        result = compare_atom(artifact, source, name, checks.weights.get(name))
-        checks.progress(name)
-        return result
-
-    # in the order of the source
-    order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
-    found = dict(zip(order, each(one, order, checks.workers), strict=True))
-    return [found[name] for name in names]
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:
@@ -158,95 +93,25 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "tensors": len(artifact.where),
         "bytes": sum(info.nbytes for info in artifact.infos().values()),
         "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
-        "schemes": dict(Counter(scheme_of(artifact, atom) for atom in atoms)),
+        "schemes": dict(Counter(atom.scheme for atom in atoms)),
+        "unproven": sorted({atom.scheme for atom in atoms if not scheme_of(atom).bounded}),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
+        "notes": artifact.layout.notes,
     }
-
-
-def _receipt_failures(artifact: Checkpoint, workers: int) -> Iterator[Failure]:
-    """Compare every file with the hash its receipt gives."""
-    path = artifact.folder / _receipt_of(artifact)
-    if not path.is_file():
-        return
-    try:
-        listed = _listed_files(path)
-    except FormatError as error:
-        yield Failure(path.name, f"is no receipt: {error}")
-        return
-    present = {
-        name: artifact.folder / name for name in listed if (artifact.folder / name).is_file()
-    }
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        hashes = dict(zip(present, pool.map(sha256_file, present.values()), strict=True))
-    for name, said in listed.items():
-        if name not in hashes:
-            yield Failure(name, "is in the receipt, but is not there")
-        elif hashes[name] != said:
-            yield Failure(name, "is not the file that the receipt describes (SHA-256 differs)")
-
-
-def _listed_files(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name. FormatError for what is no receipt."""
-    output = read_object(path).get("output")
-    files = output.get("files") if isinstance(output, dict) else None
-    if not isinstance(files, dict):
-        raise FormatError("it lists no files")
-    for name, said in files.items():
-        plain = Path(name).name == name and len(name) <= MAX_NAME
-        if not plain or not isinstance(said, dict) or not isinstance(said.get("sha256"), str):
-            raise FormatError(f"{name!r:.120} is no file of this folder")
-    return {name: said["sha256"] for name, said in files.items()}
-
-
-def _receipt_of(artifact: Checkpoint) -> str:
-    """Return the name of the receipt; that of a split GGUF is named for the whole."""
-    if not artifact.gguf:
-        return RECEIPT
-    return receipt_name(whole_path(artifact))
-
-
-def _scale_failures(artifact: Checkpoint) -> Iterator[Failure]:
-    """Judge scales and codes alone: finite, positive, no NaN code, no lost rows."""
-    import torch
-
-    for atom in artifact.layout.atoms.values():
-        value = open_value(artifact, atom)
-        if atom.scale is None:
-            yield from _infinite(value) if artifact.gguf else ()
-            continue
-        assert value.scale is not None, "an atom with a scale tensor has a scale"
-        bad = int((~(torch.isfinite(value.scale) & (value.scale > 0))).sum())
-        if bad:
-            yield Failure(atom.scale, f"has {bad} scales that are not finite and positive")
-        nan = 0
-        for start, stop in value.chunks(1):
-            codes = value.codes(start, stop).view(torch.uint8)
-            nan += int((codes & 0x7F == 0x7F).sum())
-            value.release(start, stop)
-        if nan:
-            yield Failure(atom.stored, f"has {nan} codes that are NaN")
-
-
-def _infinite(value: Value) -> Iterator[Failure]:
-    """Judge the values of a GGUF's tensor alone: a scale that is NaN spreads over its block."""
-    bad = 0
-    for start, stop in value.chunks(1):
-        bad += int((~value.exact(start, stop).isfinite()).sum())
-        value.release(start, stop)
-    if bad:
-        yield Failure(value.atom.stored, f"decodes to {bad} values that are not finite")
 
 
 def _line(compared: Compared) -> dict[str, Any]:
-    line = {
+    line: dict[str, Any] = {
         "name": compared.name,
         "stored": compared.stored,
         "role": compared.role,
         "scheme": compared.scheme,
     }
-    if compared.scheme == KEEP or compared.scheme in PLAIN:
-        return line | {"identical": not compared.failures}
+    if compared.unproven:
+        line["unproven"] = True
+    if not compared.error.count:
+        return line | {"identical": not compared.faults}
     return line | compared.error.as_dict()
 
 

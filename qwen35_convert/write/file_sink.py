@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.journal import Journal
@@ -22,38 +23,31 @@ from qwen35_convert.write.sink import (
     FolderSink,
     check_parent,
     partial_of,
-    sync_folder,
-    writing,
 )
 
-MOVES = "moves"
+MOVES, NEW_MOVES = "moves", "moves.new"
 MAGIC = b"GGUF"
-
-
-def is_gguf(out: Path) -> bool:
-    """Whether OUT is to be a GGUF file: its name ends so."""
-    return out.suffix == ".gguf"
 
 
 def check_out_files(
     out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
 ) -> None:
-    """Refuse output files that would harm something: the source, or what stands there already."""
+    """Refuse output files that would destroy something: the source, or unrelated files."""
     check_parent(out)
     origin = {path.resolve() for path in source}
     for path in (out, *(out.with_name(name) for name in names)):
         if path.resolve() in origin:
-            raise OutputError(f"{path} is a file of the source\n  fix   choose another OUT")
+            raise OutputError(f"{path} is a file of the source", fix="choose another OUT")
         if not path.exists() and not path.is_symlink():
             continue
         if not path.is_file():
-            raise OutputError(f"{path} is no file, expected a GGUF file or nothing")
+            raise OutputError(str(path), "is not a file", "a GGUF file or nothing")
         if not overwrite:
-            raise OutputError(f"{path} exists\n  fix   name another OUT, or add --overwrite")
+            raise OutputError(f"{path} exists", fix="choose another OUT, or add --overwrite")
         if not _holds_gguf(path):
             raise OutputError(
-                f"{path} is no GGUF file, so --overwrite does not replace it\n"
-                "  fix   name another OUT"
+                f"{path} is not a GGUF file, so --overwrite does not replace it",
+                fix="choose another OUT",
             )
 
 
@@ -63,10 +57,10 @@ def _holds_gguf(path: Path) -> bool:
 
 
 def finish_moves(out: Path, first: Path, digest: str) -> bool:
-    """Finish what a crash interrupted while files were given their names, `first` being the last.
+    """Finish renaming the files after a crash; `first` is renamed last.
 
-    True if that was the conversion of this digest, which so is done. OutputError if another process
-    is doing it.
+    Return whether they belong to the conversion of this digest, which is then complete. OutputError
+    if another process is doing it.
     """
     work = partial_of(out)
     moving = (work / MOVES).is_file()
@@ -79,7 +73,7 @@ def finish_moves(out: Path, first: Path, digest: str) -> bool:
         with writing(out, "giving it its name", sink.left):
             if (work / MOVES).is_file():
                 _move(work, out)
-            else:  # all is moved, this folder was being removed
+            else:  # all files are moved, only the folder was left
                 shutil.rmtree(work)
     finally:
         sink.close()
@@ -109,20 +103,18 @@ class FileSink(FolderSink):
         first = self.artifact.name
         names = sorted((path.name for path in self.artifact_files()), key=lambda n: n == first)
         with writing(self.out, "giving it its name", self.left):
-            self.add_file(f"{MOVES}.tmp", json.dumps(names).encode())
-            (self.work / f"{MOVES}.tmp").rename(self.work / MOVES)
-            sync_folder(self.work)
+            replace_file(self.work / MOVES, json.dumps(names).encode(), self.work / NEW_MOVES)
             _move(self.work, self.out)
         self.close()
 
 
 def _move(work: Path, out: Path) -> None:
-    """Move what is listed and still there; the last is what others open, and says: complete."""
+    """Move the listed files that are still there; the last is the one that others open."""
     for name in json.loads((work / MOVES).read_bytes()):
         if (work / name).exists():
             (work / name).rename(out.with_name(name))
     sync_folder(out.parent)
-    (work / JOURNAL).unlink(missing_ok=True)  # first: it speaks of files that are gone
+    (work / JOURNAL).unlink(missing_ok=True)  # first: its files are gone
     (work / MOVES).unlink()
     (work / LOCK).unlink(missing_ok=True)
     shutil.rmtree(work, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The receipt beside every artifact: what made it, from what, and what it is, by hash.
+"""The receipt beside every artifact: its recipe, its source and its files, by hash.
 
 It holds no time and no path of a machine: the same source and recipe give the same receipt.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ HASH_CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a source came from on the hub; empty for a local folder.
+    """The repository and commit of a source on the hub; empty for a local folder.
 
     `hashes` maps the files that were fetched to their SHA-256, which was computed then.
     """
@@ -32,6 +33,17 @@ class Origin:
     repo: str | None = None
     revision: str | None = None
     hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a conversion's own verification found; None where it was left out.
+
+    schemes  the errors measured, by scheme
+    """
+
+    verdict: Mapping[str, Any] | None = None
+    schemes: Mapping[str, Any] | None = None
 
 
 def receipt_name(out: Path) -> str:
@@ -74,10 +86,10 @@ def describe_files(
 ) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
     listed = sorted(paths)
-    given = known or {}
+    hashes_known = known or {}
 
     def one(path: Path) -> str:
-        return given.get(path.name) or sha256_file(path, stop)
+        return hashes_known.get(path.name) or sha256_file(path, stop)
 
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         hashes = list(pool.map(one, listed))
@@ -92,20 +104,36 @@ def make_receipt(
     origin: Origin,
     source_files: dict[str, Any],
     output_files: dict[str, Any],
-    schemes: Mapping[str, Any] | None,
+    proof: Proof,
 ) -> bytes:
-    """Return the receipt's bytes; `schemes` is what verification measured, None if it did not."""
+    """Return the receipt's bytes."""
     receipt = {
         "qwen35": version(),
         "recipe": plan.recipe.model_dump(mode="json"),
         "source": {"repo": origin.repo, "revision": origin.revision, "files": source_files},
         "output": {"files": output_files},
-        "errors": schemes,
+        "verdict": proof.verdict,
+        "errors": proof.schemes,
         "dropped": plan.dropped,
     }
     return dump_json(receipt)
 
 
 def dump_json(value: Any) -> bytes:
-    """Return JSON as it is written everywhere: two spaces, keys as given, final newline."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    """Return JSON as it is written everywhere: two spaces, keys as given, final newline.
+
+    NaN and infinity, which JSON has not, become null.
+    """
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

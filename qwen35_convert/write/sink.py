@@ -7,33 +7,32 @@ conversion runs, keeps the journal, and stays after an interruption for the next
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from formats.errors import FormatError
+from qwen35_convert.durable import (
+    replace_folder,
+    reserve,
+    rewrite,
+    sync_data,
+    sync_folder,
+    write_all,
+    write_file,
+    writing,
+)
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
+from qwen35_convert.write.failed import failed_of
 from qwen35_convert.write.receipt import RECEIPT
 
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"
 OWN = (LOCK, JOURNAL, NEW_JOURNAL)
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-
-
-@contextmanager
-def writing(out: Path, step: str, left: str) -> Iterator[None]:
-    """Make an OutputError of what the system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"{out}: {step} failed: {error.strerror}", left=left) from None
 
 
 def partial_of(out: Path) -> Path:
@@ -51,35 +50,34 @@ def read_mark(out: Path) -> str:
 
 
 def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuse an OUT that would harm something: the source, or what stands there already."""
+    """Refuse an OUT that would destroy something: the source, or unrelated files."""
     place, origin = out.resolve(), source.resolve()
     if place == origin or origin in place.parents or place in origin.parents:
         raise OutputError(
-            f"{out} and the source {source} contain each other\n"
-            "  fix   choose an OUT beside the source"
+            f"{out} and the source {source} contain each other", fix="choose an OUT elsewhere"
         )
     check_parent(out)
     if not out.exists() and not out.is_symlink():
         return
     if not out.is_dir():
-        raise OutputError(f"{out} is a file, expected a folder or nothing")
+        raise OutputError(str(out), "is a file", "a folder or nothing")
     if not any(out.iterdir()):
         return
     if not overwrite:
         raise OutputError(
-            f"{out} exists and is not empty\n  fix   name another OUT, or add --overwrite"
+            f"{out} exists and is not empty", fix="choose another OUT, or add --overwrite"
         )
     if not (out / "config.json").is_file() and not any(out.glob("*.safetensors")):
         raise OutputError(
-            f"{out} does not hold a model, so --overwrite does not replace it\n"
-            "  fix   name another OUT"
+            f"{out} does not hold a model, so --overwrite does not replace it",
+            fix="choose another OUT",
         )
 
 
 def check_parent(out: Path) -> None:
-    """Refuse an OUT whose folder is not there."""
+    """Refuse an OUT whose folder does not exist."""
     if not out.parent.is_dir():
-        raise OutputError(f"{out.parent} does not exist, expected the folder that OUT goes into")
+        raise OutputError(str(out.parent), "does not exist", "the folder that OUT goes into")
 
 
 class FolderSink:
@@ -101,21 +99,21 @@ class FolderSink:
 
     @property
     def entry(self) -> Path:
-        """What others will open, and whose presence says that it is complete."""
+        """The path that others open; it exists only once the artifact is complete."""
         return self.out
 
     @property
     def artifact(self) -> Path:
-        """What there is to open once it is written."""
+        """The path to open once it is written."""
         return self.work
 
     @property
     def left(self) -> str:
         """What is on the disk after a failure."""
-        return f"what is done stays in {self.work}; the same command goes on from there"
+        return f"finished work is kept in {self.work}; run the same command again to resume"
 
     def open(self) -> None:
-        """Create or take up the folder, lock it. OutputError if another conversion holds it."""
+        """Create or reopen the folder, lock it. OutputError if another conversion holds it."""
         try:
             self.work.mkdir(exist_ok=True)
             self._lock = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -129,18 +127,16 @@ class FolderSink:
         self._check_lock()
 
     def _check_lock(self) -> None:
-        """Refuse a lock in a folder that another conversion has just given its final name."""
+        """Refuse the lock of a folder that another conversion has just renamed to OUT."""
         mine, path = os.fstat(self._lock), self.work / LOCK
         if not path.exists() or path.stat().st_ino != mine.st_ino:
             self.close()
-            raise OutputError(f"{self.out} was being written by another conversion until now")
+            raise OutputError(f"{self.out} has just been written by another conversion")
 
     def mark(self, token: str) -> None:
         """Put a token into the lock file, by which others recognise this conversion's folder."""
         with writing(self.out, "writing the lock", left=self.left):
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, token.encode(), 0)
-            os.fsync(self._lock)
+            rewrite(self._lock, token.encode())
 
     def attach(self) -> None:
         """Open the files that another process has reserved and locked."""
@@ -163,41 +159,40 @@ class FolderSink:
                     path.unlink()
 
     def is_whole(self) -> bool:
-        """Whether every file that a journal speaks of is there at its full size."""
-        made = {shard: self.work / shard.name for shard in self._shards}
-        return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in made.items())
+        """Whether every file that the journal covers exists at its full size."""
+        paths = {shard: self.work / shard.name for shard in self._shards}
+        return all(p.is_file() and p.stat().st_size == s.nbytes for s, p in paths.items())
 
     def create(self) -> None:
         """Reserve every file at its full size with its header. Refuses when the disk is short."""
-        self._clear({*OWN, *(shard.name for shard in self._shards)})  # a receipt half-written
+        self._clear({*OWN, *(shard.name for shard in self._shards)})  # such as a torn receipt
         with writing(self.out, "reserving its files", left=self.left):
             self._create()
 
     def _create(self) -> None:
         needed = sum(shard.nbytes for shard in self._shards)
         free = shutil.disk_usage(self.work).free
-        made = (self.work / shard.name for shard in self._shards)
-        present = sum(path.stat().st_blocks * 512 for path in made if path.is_file())
+        paths = (self.work / shard.name for shard in self._shards)
+        present = sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
         if needed > free + present:
             raise OutputError(
-                f"{self.out} needs {needed} bytes, but the disk has {free + present} free"
+                str(self.out), f"has {free + present} bytes free on its disk", f"{needed} bytes"
             )
         for shard in self._shards:
             file = os.open(self.work / shard.name, os.O_RDWR | os.O_CREAT, 0o666)
             self._files[shard.name] = file
-            os.ftruncate(file, shard.nbytes)
-            _reserve(file, shard.nbytes, self.out)
-            _write_all(file, memoryview(shard.header), 0)
+            reserve(file, shard.nbytes)
+            write_all(file, memoryview(shard.header), 0)
         sync_folder(self.work)
 
     def write(self, name: str, offset: int, data: memoryview) -> None:
         """Put `data` at byte `offset` of tensor `name`; safe from any thread."""
         shard, start = self._places[name]
         try:
-            _write_all(self._files[shard], data, start + offset)
+            write_all(self._files[shard], data, start + offset)
         except OSError as error:
             if error.errno == errno.EFAULT:  # these bytes are a view on a file of the source
-                raise FormatError(f"the source of {name} got shorter, or its disk failed") from None
+                raise FormatError(f"the source of {name} shrank, or its disk failed") from None
             raise OutputError(
                 f"{self.out}: writing {shard} failed: {error.strerror}", left=self.left
             ) from None
@@ -210,7 +205,7 @@ class FolderSink:
         try:
             with writing(self.out, "making it durable", left=self.left):
                 for file in self._files.values():
-                    os.fdatasync(file)
+                    sync_data(file)
         except OutputError as error:
             self._lost = error
         if self._lost:
@@ -219,34 +214,36 @@ class FolderSink:
     def add_file(self, name: str, content: bytes) -> None:
         """Write a whole side file durably."""
         with writing(self.out, f"writing {name}", left=self.left):
-            self._add_file(name, content)
+            write_file(self.work / name, content)
         self._added.append(name)
-
-    def _add_file(self, name: str, content: bytes) -> None:
-        file = os.open(self.work / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            _write_all(file, memoryview(content), 0)
-            os.fsync(file)
-        finally:
-            os.close(file)
 
     def artifact_files(self) -> list[Path]:
         """Return every file of the artifact that this run has written, or found finished.
 
-        Not what happens to lie there: a killed run may have left its receipt.
+        Other files in the folder do not count: a killed run may have left its receipt.
         """
         return [self.work / name for name in (*self._files, *self._added)]
 
     def commit(self) -> None:
         """Make everything durable and give it its final name."""
+        self._rename(self.out)
+
+    def reject(self) -> Path:
+        """Make everything durable as OUT.failed; return where that is. OUT stays what it was."""
+        failed = failed_of(self.out)
+        self._rename(failed)
+        return failed
+
+    def _rename(self, path: Path) -> None:
+        """Make everything durable and give the folder this name."""
         self.sync()
-        with writing(self.out, "giving it its name", left=self.left):
+        with writing(path, "giving it its name", left=self.left):
             for file in (JOURNAL, NEW_JOURNAL):
                 (self.work / file).unlink(missing_ok=True)
             sync_folder(self.work)
-            _replace(self.work, self.out)
+            replace_folder(self.work, path)
             # last: without it another conversion would take the folder for an abandoned one
-            (self.out / LOCK).unlink()
+            (path / LOCK).unlink()
         self.close()
 
     def discard(self) -> None:
@@ -259,59 +256,3 @@ class FolderSink:
         for file in (*self._files.values(), *([self._lock] if self._lock >= 0 else [])):
             os.close(file)
         self._files, self._lock = {}, -1
-
-
-def _reserve(file: int, nbytes: int, out: Path) -> None:
-    """Allocate the blocks now, so that a full disk is an error before the work."""
-    try:
-        os.posix_fallocate(file, 0, nbytes)
-    except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-            return
-        raise OutputError(f"{out}: {nbytes} bytes cannot be reserved: {error.strerror}") from None
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _replace(work: Path, out: Path) -> None:
-    """Give `work` the name `out`: at every moment there is the old `out` or the new one."""
-    if not out.is_dir() or not any(out.iterdir()):
-        work.rename(out)
-    elif not exchange(work, out):  # this file system cannot: for a moment there is neither
-        old = out.with_name(f".{out.name}.qwen35-old")
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-        try:
-            work.rename(out)
-        except OSError:
-            old.rename(out)
-            raise
-        old.rename(work)
-    sync_folder(out.parent)
-    shutil.rmtree(work, ignore_errors=True)  # what was there before
-
-
-def exchange(a: Path, b: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot. OSError."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(error, os.strerror(error), str(b))

@@ -1,1 +1,1 @@
-"""One file per kernel: the plain-torch reference, the wrapper, the Triton kernel."""
+"""Triton kernels beside their references; `dispatch` says which one runs when."""

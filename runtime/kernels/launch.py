@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ __all__ = [
     "HAS_TRITON",
     "INTERPRET",
     "autotune",
+    "capability",
     "configs",
     "interpreting",
     "jit",
@@ -48,7 +50,7 @@ __all__ = [
     "widen",
 ]
 
-_asked: ContextVar[bool] = ContextVar("interpreting", default=False)
+_interpreting: ContextVar[bool] = ContextVar("interpreting", default=False)
 
 
 @contextmanager
@@ -56,16 +58,25 @@ def interpreting() -> Iterator[None]:
     """Run Triton kernels on CPU tensors in the interpreter while the context lasts (tests only)."""
     assert HAS_TRITON, "interpreting() needs triton"
     assert INTERPRET.value, "TRITON_INTERPRET=1 must be set before triton is first imported"
-    token = _asked.set(True)
+    token = _interpreting.set(True)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _interpreting.reset(token)
 
 
 def use_triton(x: Tensor) -> bool:
     """Return whether a wrapper given `x` launches its kernel instead of its reference."""
-    return HAS_TRITON and (x.is_cuda or _asked.get())
+    return HAS_TRITON and (x.is_cuda or _interpreting.get())
+
+
+@lru_cache
+def capability(gpu: int) -> tuple[int, int]:
+    """Return a GPU's compute capability, (0, 0) for the CPU.
+
+    gpu  as `Tensor.get_device` gives it: below 0 for the CPU
+    """
+    return torch.cuda.get_device_capability(gpu) if gpu >= 0 else (0, 0)
 
 
 def jit(kernel: Callable[..., Any]) -> Any:

@@ -2,8 +2,7 @@
 
 A kernel launched with `early()` may be on the device before its predecessor has finished. Before
 `wait_for_inputs` it must not write, nor read anything but weights, which no kernel writes. Every
-kernel launched so has to wait, also one that needs nothing of its predecessor: its successors rely
-on it for all kernels before.
+such kernel has to wait, even if it needs nothing from its predecessor: its successors rely on that.
 
 In the interpreter kernels run one after another, and nothing here does anything.
 """
@@ -23,9 +22,13 @@ def ask(pointers):
     """Ask for what these point to in memory, so that it is soon in the L2 cache."""
     if not INTERPRET:
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointers.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @jit

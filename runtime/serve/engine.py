@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from runtime.errors import RequestError
-from runtime.kernels.delta_rule import CHUNK
+from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.kernels.launch import power_of_two
 from runtime.model import Model, hidden_states
 from runtime.serve.graphs import Arriving, DecodeRows, next_tokens
 from runtime.serve.request import Request, check_ids
-from runtime.serve.sample import GREEDY, Sampler, Sampling
+from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 from runtime.serve.speculation import Speculation
 from runtime.state import Batch, Room, Span, State, send
 
@@ -41,18 +41,27 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, *, slots: int = 8, max_len: int = 4096, chunk: int = 512,
-        recurrent_dtype: torch.dtype = torch.float32, graphs: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        *,
+        slots: int = 8,
+        max_len: int = 4096,
+        chunk: int = 512,
+        recurrent_dtype: torch.dtype = torch.float32,
+        graphs: bool = True,
+    ) -> None:
         if chunk < CHUNK or chunk % CHUNK:
             raise RequestError(f"chunk is {chunk}, expected a multiple of {CHUNK}")
         self.model = model
         self.max_len = max_len
         self.chunk = chunk
         self.state = State.allocate(
-            model.config, Room(slots, max_len), device=model.device, dtype=model.dtype,
+            model.config,
+            Room(slots, max_len),
+            device=model.device,
+            dtype=model.dtype,
             recurrent_dtype=recurrent_dtype,
-        )  # fmt: skip
+        )
         self.pools = self.state.pools()
         self.sampler = Sampler.allocate(slots, max_len, model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
@@ -136,7 +145,7 @@ class Engine:
         """Run a batch with prompts in it, whose rows `ends` give tokens."""
         batch = Batch.pack([rows] if rows else [], prefills, self.model.device)
         ids = batch.ids[: len(rows)]
-        torch.take(self.sampler.last, batch.slots[: len(rows)], out=ids)
+        self.sampler.take(batch.slots[: len(rows)], out=ids)
         if not ends:
             hidden_states(self.model, self.pools, batch)
             return
@@ -148,19 +157,27 @@ class Engine:
         key = power_of_two(count), sampled
         if key not in self.decoding:
             self.decoding[key] = DecodeRows(
-                self.model, self.pools, self.sampler, key[0],
-                sampled=sampled, record=self.use_graphs,
-            )  # fmt: skip
+                self.model,
+                self.pools,
+                self.sampler,
+                key[0],
+                sampled=sampled,
+                record=self.use_graphs,
+            )
         return self.decoding[key]
 
     def _deliver(self) -> list[tuple[Request, int]]:
-        """Wait for what is arriving; append and return it, but for what follows a stop token."""
+        """Wait for what is arriving; append and return it, but for what follows a stop token.
+
+        LogitsError if one of them could not be computed.
+        """
         if self.arriving is None:
             return []
         requests, arriving = self.arriving
         last = arriving.values()
         tokens = [(one, last[one.slot]) for one in requests if not one.finished]
         for request, token in tokens:
+            check_token(token, len(request.tokens) + 1)
             request.ids.append(token)
         self._retire()
         return tokens
@@ -173,14 +190,20 @@ class Engine:
 
 
 def generate(
-    model: Model, prompt: Sequence[int], max_tokens: int, *, sampling: Sampling = GREEDY,
-    stop: frozenset[int] = frozenset(), speculate: bool = False,
-) -> Iterator[int]:  # fmt: skip
+    model: Model,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    sampling: Sampling = GREEDY,
+    stop: frozenset[int] = frozenset(),
+    speculate: bool = False,
+) -> Iterator[int]:
     """Yield the tokens that follow a prompt, one by one, the one of `stop` that ends it included.
 
     speculate  draft with the MTP head: the same tokens sooner
 
     RequestError if the prompt is empty or strange to the model, or there is no MTP head to draft.
+    LogitsError at the first token whose logits are NaN or infinite.
     """
     request = Request(prompt, max_tokens, sampling, stop)
     check_ids(prompt, model)

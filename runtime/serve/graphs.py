@@ -73,9 +73,15 @@ class DecodeRows:
     """
 
     def __init__(
-        self, model: Model, pools: Sequence[Pools], sampler: Sampler, size: int, *,
-        sampled: bool, record: bool,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        pools: Sequence[Pools],
+        sampler: Sampler,
+        size: int,
+        *,
+        sampled: bool,
+        record: bool,
+    ) -> None:
         self.model, self.pools, self.sampler, self.sampled = model, pools, sampler, sampled
         self.batch = Batch.pack([[PADDING] * size], [], model.device)
         self.one = torch.zeros_like(self.batch.slots)
@@ -94,7 +100,7 @@ class DecodeRows:
 
     def _step(self) -> Tensor:
         batch = self.batch
-        torch.take(self.sampler.last, batch.slots, out=batch.ids)
+        self.sampler.take(batch.slots, out=batch.ids)
         tokens = next_tokens(self.model, self.pools, batch, self.sampler, sampled=self.sampled)
         batch.positions.add_(self.one)
         batch.lengths.add_(self.one)
@@ -102,9 +108,14 @@ class DecodeRows:
 
 
 def next_tokens(
-    model: Model, pools: Sequence[Pools], batch: Batch, sampler: Sampler, *,
-    rows: Tensor | None = None, sampled: bool,
-) -> Tensor:  # fmt: skip
+    model: Model,
+    pools: Sequence[Pools],
+    batch: Batch,
+    sampler: Sampler,
+    *,
+    rows: Tensor | None = None,
+    sampled: bool,
+) -> Tensor:
     """Run a batch; return the tokens [R] after some of its rows, left in the sampler as well.
 
     rows  [R] int64, which; None: all

@@ -8,6 +8,9 @@ Source: Holtzman et al. 2020 for top-p, after top-k as in transformers. Each row
 itself and each token takes one draw, so that what a request gets does not depend on its neighbours.
 The numbers are drawn when a request starts: from then on the device chooses by itself.
 
+A row whose largest logit is NaN or infinite has no next token: NO_TOKEN stands for it until the
+host, which reads the tokens anyway, refuses it.
+
 Shape letters: R rows, V vocabulary, S slots, L tokens a slot holds.
 """
 
@@ -19,8 +22,10 @@ from random import Random
 import torch
 from torch import Tensor
 
-from runtime.errors import RequestError
+from runtime.errors import LogitsError, RequestError
 from runtime.state import send
+
+NO_TOKEN = -2  # -1 is a draft in vain
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class Sampler:
     Whose slot is -1 is padding: it has the last place of each, which no slot has. A greedy row is
     one that draws from its likeliest token alone, so that rows of both kinds go together.
 
-    last      [S+1] int64, the token that comes next in each slot's sequence, to be computed
+    last      [S+1] int64, the token that comes next in each slot's sequence, to be computed, or
+              NO_TOKEN
     settings  [S+1, 3] float64: temperature, top_k, top_p
     numbers   [S+1, L] float64: the number that draws the token after each place
     """
@@ -93,17 +99,25 @@ class Sampler:
     def choose(
         self, logits_RV: Tensor, slots_R: Tensor, places_R: Tensor, *, sampled: bool
     ) -> Tensor:
-        """Return the tokens [R] that come after the places whose logits these are.
+        """Return the tokens [R] that come after the places whose logits these are, or NO_TOKEN.
 
         sampled  whether there are rows that are not greedy: to draw takes a sort
         """
         if not sampled:
-            return logits_RV.argmax(-1)
+            top, tokens = logits_RV.max(-1)
+            return _known(tokens, top)
         return draw(logits_RV, self.settings[slots_R], self.numbers[slots_R, places_R])
+
+    def take(self, slots_R: Tensor, out: Tensor) -> None:
+        """Put the last tokens [R] of slots into `out`, as ids that can be embedded."""
+        torch.take(self.last, slots_R, out=out)
+        out.clamp_(min=0)
 
 
 def draw(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
     """Return the token [R] at each row's number in [0, 1) along its cumulated probabilities.
+
+    NO_TOKEN where the largest logit is NaN or infinite.
 
     logits_RV    [R, V] any float
     settings_R3  [R, 3] float64: temperature above 0, top_k, which may be inf, and top_p
@@ -121,4 +135,18 @@ def draw(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
     cumulated = p.cumsum(-1)
     place = torch.searchsorted(cumulated, at_R[:, None] * cumulated[:, -1:], right=True)
     last = (p > 0).sum(-1, keepdim=True) - 1
-    return order.gather(1, torch.minimum(place, last))[:, 0]
+    return _known(order.gather(1, torch.minimum(place, last).clamp(min=0))[:, 0], ordered[:, 0])
+
+
+def _known(tokens_R: Tensor, top_R: Tensor) -> Tensor:
+    """Return the tokens, NO_TOKEN where the largest logit is NaN or infinite."""
+    return torch.where(top_R < torch.inf, tokens_R, NO_TOKEN)
+
+
+def check_token(token: int, number: int) -> None:
+    """Raise LogitsError if the generated token of this number, from 1, is NO_TOKEN."""
+    if token == NO_TOKEN:
+        raise LogitsError(
+            f"the logits of generated token {number} are NaN or infinite",
+            fix="`qwen35 verify` names the tensors that hold such values, if any do",
+        )

@@ -26,7 +26,7 @@ from runtime.errors import RequestError
 from runtime.model import Model, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
-from runtime.serve.sample import Sampler
+from runtime.serve.sample import Sampler, check_token
 from runtime.state import Batch, Room, Span, State, send
 
 
@@ -81,7 +81,10 @@ class Speculation:
         """Append and return what is wanted of a step's tokens, -1 being a draft in vain."""
         request, delivered = self.request, 0
         for token in tokens:
-            if token >= 0 and not request.finished:
+            if request.finished:
+                break
+            check_token(token, len(request.tokens) + 1)
+            if token >= 0:
                 request.ids.append(token)
                 delivered += 1
         self.drafted += len(tokens) - 1
@@ -101,7 +104,7 @@ class Speculation:
         while request.computed < length:
             drafted = self._prefill_part(ids)
         draft = logits(self.model, drafted[-1:]).argmax(-1)
-        self.tried.ids.copy_(torch.cat([ids[length:], draft]))
+        self.tried.ids.copy_(torch.cat([ids[length:].clamp(min=0), draft]))
         return Arriving(ids[length:])
 
     def _prefill_part(self, ids: Tensor) -> Tensor:
@@ -116,7 +119,7 @@ class Speculation:
         hidden = hidden_states(self.model, self.pools, batch)
         if request.computed == len(request.prompt):
             ids[-1:] = self._choose(hidden[-1:], batch)
-        following = replace(batch, ids=ids[span.start + 1 : request.computed + 1])
+        following = replace(batch, ids=ids[span.start + 1 : request.computed + 1].clamp(min=0))
         return draft_states(self.model, self.state.mtp_pools(), following, hidden)
 
     def _step(self) -> Tensor:
@@ -125,10 +128,10 @@ class Speculation:
         hidden = hidden_states(self.model, self.pools, tried)
         tokens = self._choose(hidden, tried)
         right = (tokens[:1] == tried.ids[1:]).long()
-        tried.ids.copy_(tokens)
+        torch.clamp(tokens, min=0, out=tried.ids)
         drafted = draft_states(self.model, self.state.mtp_pools(), self.paired, hidden)
         draft = logits(self.model, drafted.index_select(0, right)).argmax(-1)
-        self._move_on(torch.cat([tokens.index_select(0, right), draft]), right)
+        self._move_on(torch.cat([tried.ids.index_select(0, right), draft]), right)
         return torch.cat([tokens[:1], tokens[1:].masked_fill(right == 0, -1)])
 
     def _move_on(self, ids: Tensor, right: Tensor) -> None:

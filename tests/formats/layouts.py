@@ -12,10 +12,11 @@ import torch
 
 from formats.family.config import read_config
 from formats.family.layout import Layout, recognise
+from formats.family.names import normalise
 from formats.family.rules import RULES, template
 from formats.safetensors.file import TORCH_NAMES
-from formats.safetensors.names import normalise
 from formats.tensor import TensorInfo
+from quant.registry import RECOGNISERS
 from tests.checkpoints import Weights, split_experts
 
 Config = dict[str, Any]
@@ -36,7 +37,7 @@ def infos_of(weights: Weights) -> dict[str, TensorInfo]:
 
 def recognised(config: Config, weights: Weights) -> Layout:
     """Return what these tensors are said to be."""
-    return recognise(infos_of(weights), read_config(config))
+    return recognise(infos_of(weights), read_config(config), RECOGNISERS)
 
 
 def without(weights: Weights, *starts: str) -> Weights:
@@ -104,9 +105,20 @@ def to_next(weights: Weights, config: dict[str, Any]) -> Weights:
 
 
 FP8_ROLES = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv",
-    "in_proj_z", "out_proj", "expert", "experts_gate_up", "experts_down",
-)  # fmt: skip
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "out_proj",
+    "expert",
+    "experts_gate_up",
+    "experts_down",
+)
 
 
 def to_fp8(weights: Weights) -> Weights:

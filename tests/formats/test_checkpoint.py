@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from formats.checkpoint import INDEX, MAX_MAPPED, SIDE_FILES, open_checkpoint
+from formats.checkpoint import MAX_MAPPED
 from formats.errors import FormatError
+from formats.safetensors.folder import INDEX, SIDE_FILES
+from qwen35_convert.containers.registry import open_checkpoint
 from tests.checkpoints import Weights, dense, hub_config, make_weights, moe, write_checkpoint
 
 UP = "model.language_model.layers.0.mlp.up_proj.weight"
@@ -57,7 +59,7 @@ def assert_holds(folder: Path, weights: Weights) -> None:
 def test_a_single_file_and_a_sharded_folder_hold_the_same(tmp_path, sharded, weights):
     assert_holds(write_checkpoint(tmp_path / "one", hub_config(), weights), weights)
     assert_holds(sharded, weights)
-    assert open_checkpoint(sharded).notes == []
+    assert open_checkpoint(sharded).notes == ()
 
 
 def test_a_safetensors_file_is_opened_beside_its_config(tmp_path):
@@ -66,13 +68,13 @@ def test_a_safetensors_file_is_opened_beside_its_config(tmp_path):
     source = open_checkpoint(folder / "model.safetensors")
     assert list(source.files) == ["model.safetensors"]
     assert source.layout.problems == []
-    assert source.notes == ["other.safetensors is not used"]
+    assert list(source.notes) == ["other.safetensors is not used"]
 
 
 def test_the_bundled_model_is_a_checkpoint(nano):
     source = open_checkpoint(nano)
     assert source.layout.problems == []
-    assert source.notes == []
+    assert source.notes == ()
     assert source.layout.kind == "hub"
 
 
@@ -92,7 +94,7 @@ def test_a_model_file_alone_wins_over_other_files_without_an_index(tmp_path):
     (folder / "consolidated.safetensors").write_bytes(b"not even a file")
     source = open_checkpoint(folder)
     assert list(source.files) == ["model.safetensors"]
-    assert source.notes == ["consolidated.safetensors is not used"]
+    assert list(source.notes) == ["consolidated.safetensors is not used"]
 
 
 def test_the_index_decides_which_copy_is_used(sharded, weights):
@@ -105,7 +107,7 @@ def test_the_index_decides_which_copy_is_used(sharded, weights):
     source = open_checkpoint(sharded)
     assert torch.equal(source.read(UP), newer)
     assert source.layout.problems == []
-    assert source.notes == [
+    assert list(source.notes) == [
         f"{first}: {UP} is superseded by the copy in model-overlay.safetensors",
         "consolidated.safetensors is not in the index; it is not used",
     ]
@@ -117,7 +119,7 @@ def test_a_tensor_the_index_forgets_is_noted_and_not_used(sharded):
     file = where.pop("mtp.fc.weight")
     change_json(sharded / INDEX, weight_map=where)
     source = open_checkpoint(sharded)
-    assert source.notes == [f"{file}: mtp.fc.weight is not in the index; it is not used"]
+    assert list(source.notes) == [f"{file}: mtp.fc.weight is not in the index; it is not used"]
     assert [problem.tensor for problem in source.layout.problems] == ["mtp.fc.weight"]
 
 

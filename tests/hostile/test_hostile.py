@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from formats.checkpoint import SIDE_FILES
-from qwen35_convert import api, cli
+from formats.errors import Qwen35Error
+from formats.safetensors.folder import SIDE_FILES
+from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
 from tests.hostile import config_cases, folder_cases, gguf_cases, recipe_cases, safetensors_cases
 from tests.hostile.case import DONE, Case, link_good, write_good
@@ -79,12 +80,14 @@ def prepare(case: Case, good: Path, folder: Path) -> tuple[Path, str]:
 def convert(source: Path, out: Path, recipe: str, overrides: tuple[str, ...]) -> int:
     """Convert in this process and return the exit code that the command would give."""
     try:
-        api.convert(source, out, read_recipe(recipe, overrides), workers=1, verify=False)
-    except ValueError as error:
-        code = cli._exit_code(error)
-        if code is None:
-            raise
-        return code
+        api.convert(
+            source,
+            out,
+            read_recipe(recipe, overrides),
+            options=api.RunOptions(workers=1, verify=False),
+        )
+    except Qwen35Error as error:
+        return error.exit_code
     return DONE
 
 

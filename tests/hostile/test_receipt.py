@@ -33,7 +33,12 @@ RECEIPTS = {
 def artifact(tmp_path_factory):
     folder = tmp_path_factory.mktemp("receipt")
     write_good(folder / "in")
-    api.convert(folder / "in", folder / "out", read_recipe("bf16-split"), verify=False)
+    api.convert(
+        folder / "in",
+        folder / "out",
+        read_recipe("bf16-split"),
+        options=api.RunOptions(verify=False),
+    )
     return folder / "out"
 
 

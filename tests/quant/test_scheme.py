@@ -7,11 +7,13 @@ from itertools import pairwise
 import pytest
 import torch
 
+from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fp8 import cpu as fp8_cpu
 from quant.fp8 import reference as fp8
-from quant.measure import Error
-from quant.scheme import SCHEMES, Stored, get_scheme
+from quant.fp8.scheme import CODES, SCALE
+from quant.registry import SCHEMES, get_scheme, get_schemes
+from quant.stored import each_row
 
 TORCH_TYPES = {"F8_E4M3": torch.float8_e4m3fn, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -26,31 +28,32 @@ def random_weight(n, k, seed=0):
 def test_what_is_announced_is_written(name, scale, shape):
     scheme = get_scheme(name, scale)
     written = scheme.encode(random_weight(*shape))
-    announced = {stored.suffix: stored for stored in scheme.stored(shape)}
+    announced = {part.key: part.info for part in scheme.parts("w", shape)}
     assert list(written) == list(announced)
-    assert next(iter(announced)) == ""
-    for suffix, tensor in written.items():
-        assert tensor.shape == announced[suffix].shape
-        assert tensor.dtype == TORCH_TYPES[announced[suffix].dtype]
+    assert announced[next(iter(announced))].name == "w"
+    for key, tensor in written.items():
+        assert tensor.shape == announced[key].shape
+        assert tensor.dtype == TORCH_TYPES[announced[key].dtype]
 
 
 def test_names_types_and_grids_are_those_of_the_official_files():
-    assert get_scheme("fp8-block").stored((256, 130, 300)) == (
-        Stored("", "F8_E4M3", (256, 130, 300)),
-        Stored("_scale_inv", "BF16", (256, 2, 3)),
-    )
-    assert get_scheme("fp8-channel", "float32").stored((256, 130, 300)) == (
-        Stored("", "F8_E4M3", (256, 130, 300)),
-        Stored("_scale", "F32", (256, 130, 1)),
-    )
+    infos = [part.info for part in get_scheme("fp8-block").parts("w", (256, 130, 300))]
+    assert infos == [
+        TensorInfo("w", "F8_E4M3", (256, 130, 300)),
+        TensorInfo("w_scale_inv", "BF16", (256, 2, 3)),
+    ]
+    infos = [part.info for part in get_scheme("fp8-channel", "float32").parts("w", (256, 130, 300))]
+    assert infos == [
+        TensorInfo("w", "F8_E4M3", (256, 130, 300)),
+        TensorInfo("w_scale", "F32", (256, 130, 1)),
+    ]
 
 
-def test_only_the_scales_of_blocks_change_their_name():
-    for name in SCHEMES:
-        assert get_scheme(name, scale_suffix="_scale").stored((128, 128))[1].suffix == "_scale"
-    assert (
-        get_scheme("fp8-channel", scale_suffix="_scale_inv").stored((16, 16))[1].suffix == "_scale"
-    )
+def test_only_the_scales_of_blocks_change_their_name_beside_others():
+    for scheme in get_schemes(["fp8-block", "fp8-channel"]).values():
+        assert scheme.parts("w", (128, 128))[1].info.name == "w_scale"
+    (alone,) = get_schemes(["fp8-channel"]).values()
+    assert alone.parts("w", (128, 128))[1].info.name == "w_scale"
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -64,13 +67,11 @@ def test_rows_may_be_encoded_in_ranges(name):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_the_error_of_encoding_is_that_of_reading_back(name):
+def test_the_error_is_that_of_reading_back(name):
     scheme, w = get_scheme(name), random_weight(256, 200)
-    error = Error(count=7)
-    stored = scheme.encode(w, error)
-    assert error == Error(count=7) + scheme.compare(w, stored)
+    rows = each_row(scheme, scheme.encode(w), (256, 200))
+    error, decoded = scheme.compare(w, rows), scheme.decode(rows)
     assert 0.02 < error.relative_rms < 2.0**-4
-    decoded = scheme.decode(stored)
     assert decoded.dtype == torch.float32
     assert error.max_abs == (w.float() - decoded).abs().max()
 
@@ -83,21 +84,12 @@ def test_codes_go_into_the_memory_that_is_given(arithmetic):
     assert torch.equal(out.float(), fp8.quantize(w, (128, 128), "pow2")[0].float())
 
 
-def test_stacks_of_experts_are_decoded_and_compared():
-    scheme, w = get_scheme("fp8-block"), random_weight(256, 200)
-    stored = scheme.encode(w)
-    stacked = {suffix: tensor.view(2, -1, tensor.shape[1]) for suffix, tensor in stored.items()}
-    assert torch.equal(scheme.decode(stacked).view(256, 200), scheme.decode(stored))
-    assert scheme.compare(w.view(2, 128, 200), stacked).count == w.numel()
-
-
 def test_on_another_device_the_definition_is_taken():
-    shape = torch.empty(256, 256, device="meta", dtype=torch.float8_e4m3fn)
-    decoded = get_scheme("fp8-block").decode(
-        {"": shape, "_scale_inv": torch.empty(2, 2, device="meta")}
-    )
+    codes = torch.empty(256, 256, device="meta", dtype=torch.float8_e4m3fn)
+    scale = torch.empty(256, 2, device="meta")
+    decoded = get_scheme("fp8-block").decode({CODES: codes, SCALE: scale})
     assert decoded.device.type == "meta"
-    assert decoded.dtype == fp8.dequantize_block(shape, torch.empty(2, 2, device="meta")).dtype
+    assert decoded.dtype == fp8.dequantize(codes, scale, (1, 128)).dtype
 
 
 BLOCKS_NEED = "128x128 blocks need rows and columns divisible by 128, it has "
@@ -145,8 +137,8 @@ def test_a_weight_with_a_nan_is_refused(name):
 
 def test_planning_imports_neither_torch_nor_numba():
     code = (
-        "import sys, quant.policy, quant.measure\n"
-        "quant.policy.get_scheme('fp8-block').refuses((1, 2))\n"
+        "import sys, quant.policy, quant.measure, quant.registry\n"
+        "quant.registry.get_scheme('fp8-block').refuses((1, 2))\n"
         "sys.exit(bool({'torch', 'numba'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,9 @@ import torch
 from formats.family.layout import Atom
 from formats.family.ops import Regroup, Rows, Tile, Unstack, apply_all, shape_after
 from formats.tensor import TensorInfo
-from quant.stored import ROOM, open_value, read_cost
+from quant.fp8.scheme import BLOCKS, CODES, SCALE
+from quant.plain import Plain
+from quant.stored import CHUNK_BYTES, open_value
 
 REGROUP = Regroup(4, (32, 32, 96, 96), (0, 1, 2))
 
@@ -34,7 +36,8 @@ class Stored:
 
 
 def atom_of(shape: tuple[int, ...], *ops, scale: str | None = None) -> Atom:
-    return Atom("a", "a", "in_proj_qkv", shape_after(ops, shape), "BF16", "w", ops, scale)
+    form, parts = (BLOCKS, ("w", scale)) if scale else (Plain("BF16"), ("w",))
+    return Atom("a", "a", "in_proj_qkv", shape_after(ops, shape), "BF16", form, "w", parts, ops)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,8 @@ def test_codes_are_decoded_by_the_scale_of_their_own_block(ops):
     expected = apply_all(ops, whole)
     assert torch.equal(value.exact(0, len(expected)), expected)
     assert torch.equal(value.exact(33, 200), expected[33:200])
-    again = value.codes(33, 200).float() * value.scales(33, 200).repeat_interleave(128, 1)[:, :300]
+    rows = value.stored(33, 200)
+    again = rows[CODES].float() * rows[SCALE].repeat_interleave(128, 1)[:, :300]
     assert torch.equal(again, expected[33:200])
 
 
@@ -74,18 +78,18 @@ def test_a_stack_keeps_the_scales_of_each_part():
     codes = torch.randn(3, 256, 128).to(torch.float8_e4m3fn)
     scale = torch.rand(3, 2, 1) + 0.5
     value = open_value(Stored(w=codes, s=scale), atom_of(codes.shape, Unstack(2), scale="s"))
-    assert torch.equal(value.scales(0, 256), scale[2].repeat_interleave(128, 0))
+    assert torch.equal(value.shared_rows(SCALE, 0, 256), scale[2].repeat_interleave(128, 0))
 
 
-@pytest.mark.parametrize("room", [1, 1 << 16, ROOM])
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 16, CHUNK_BYTES])
 @pytest.mark.parametrize("multiple", [1, 128])
-def test_ranges_cover_all_rows_within_the_room(room, multiple):
+def test_ranges_cover_all_rows_within_the_memory(chunk_bytes, multiple):
     w = torch.zeros(1000, 96, dtype=torch.bfloat16)
     value = open_value(Stored(w=w), atom_of(w.shape))
-    ranges = list(value.chunks(multiple, held=2, room=room))
+    ranges = list(value.chunks(multiple, held=2, chunk_bytes=chunk_bytes))
     assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
     assert ranges[-1][1] == 1000
     assert all(start % multiple == 0 for start, _ in ranges)
-    each = 96 * (read_cost(value.info, moved=False) + 2)
+    each = 96 * (value.cost().read + 2)
     most = max(stop - start for start, stop in ranges)
-    assert most == min(multiple, 1000) or most * each <= room
+    assert most == min(multiple, 1000) or most * each <= chunk_bytes

@@ -17,14 +17,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
 from formats.family.rules import Form
 from quant.errors import QuantError
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.write.sink import exchange, partial_of
+from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import (
     dense,
     hub_config,
@@ -142,7 +142,12 @@ def test_every_layout_of_one_model_gives_the_same_bytes(tmp_path):
 def test_any_number_of_workers_writes_the_same_bytes_receipt_included(tmp_path, recipe):
     source = moe(tmp_path / "in")
     for workers in (1, 2, 5):
-        api.convert(source, tmp_path / str(workers), read_recipe(recipe), workers=workers)
+        api.convert(
+            source,
+            tmp_path / str(workers),
+            read_recipe(recipe),
+            options=api.RunOptions(workers=workers),
+        )
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2") == files_of(tmp_path / "5")
 
 
@@ -287,7 +292,7 @@ def test_an_out_that_holds_something_is_refused_without_overwrite(tmp_path):
     (out / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(OutputError):
-            api.convert(source, out, overwrite=overwrite)
+            api.convert(source, out, options=api.RunOptions(overwrite=overwrite))
     assert (out / "thesis.txt").read_text() == "years of work"
 
 
@@ -296,7 +301,9 @@ def test_overwrite_replaces_a_model(tmp_path):
     api.convert(source, tmp_path / "out", read_recipe("bf16-split"))
     with pytest.raises(OutputError, match="--overwrite"):
         api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
-    api.convert(source, tmp_path / "out", read_recipe("fp8-block"), overwrite=True)
+    api.convert(
+        source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(overwrite=True)
+    )
     assert "quantization_config" in config_of(tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
 
@@ -306,7 +313,7 @@ def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
     api.convert(source, out, read_recipe("bf16-split"))
     (out / "notes").mkdir()
     before = {path.name: path.stat().st_ino for path in out.iterdir()}
-    monkeypatch.setattr("qwen35_convert.write.sink.exchange", lambda *_: False)  # as on NFS
+    monkeypatch.setattr("qwen35_convert.durable.exchange", lambda *_: False)  # as on NFS
     rename = Path.rename
 
     def fail(self, target):
@@ -317,29 +324,20 @@ def test_overwriting_leaves_the_old_model_or_the_new_one(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", fail)
         with pytest.raises(OutputError, match="giving it its name"):
-            api.convert(source, out, read_recipe("fp8-block"), overwrite=True)
+            api.convert(
+                source, out, read_recipe("fp8-block"), options=api.RunOptions(overwrite=True)
+            )
     assert {path.name: path.stat().st_ino for path in out.iterdir()} == before
-    api.convert(source, out, read_recipe("fp8-block"), overwrite=True)
+    api.convert(source, out, read_recipe("fp8-block"), options=api.RunOptions(overwrite=True))
     assert "quantization_config" in config_of(out)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_two_names_are_swapped_in_one_step_or_not_at_all(tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    a.mkdir()
-    with pytest.raises(OSError, match="No such file"):
-        exchange(a, b)
-    b.write_text("b")
-    if exchange(a, b):
-        assert a.read_text() == "b"
-        assert b.is_dir()
 
 
 @pytest.mark.parametrize("out", ["in", "in/out", "."])
 def test_an_out_inside_or_around_the_source_is_refused(tmp_path, out):
     source = dense(tmp_path / "in")
     with pytest.raises(OutputError):
-        api.convert(source, tmp_path / out, overwrite=True)
+        api.convert(source, tmp_path / out, options=api.RunOptions(overwrite=True))
     assert (source / "model.safetensors").is_file()
 
 
@@ -385,8 +383,8 @@ def test_a_mixture_of_schemes_is_written_as_compressed_tensors(tmp_path):
 
 def test_shapes_a_loader_cannot_take_stay_bf16_and_the_plan_says_why(tmp_path):
     plan = api.plan(dense(tmp_path / "in", sizes="ragged"), read_recipe("fp8-block"))
-    down = next(row for row in plan.rows if row.atom.name == "layers.0.mlp.down_proj")
-    assert down.scheme == "keep"
+    down = next(row for row in plan.items if row.atom.name == "layers.0.mlp.down_proj")
+    assert down.scheme.name == "keep"
     assert "128" in down.reason
 
 
@@ -396,19 +394,21 @@ def test_a_killed_conversion_is_resumed_to_the_same_bytes(tmp_path):
         moe=True, num_hidden_layers=8, layer_types=["linear_attention", "full_attention"] * 4
     )
     source = write_checkpoint(tmp_path / "in", config, make_weights(config))
-    api.convert(source, tmp_path / "clean", read_recipe("fp8-block"), verify=False)
+    api.convert(
+        source, tmp_path / "clean", read_recipe("fp8-block"), options=api.RunOptions(verify=False)
+    )
     out = tmp_path / "out"
     code = (
         "import qwen35_convert.run.items as run, sys, time\n"
         "run.JOURNAL_SECONDS = 0.0\n"
-        "inner = run.convert_row\n"
+        "inner = run.convert_item\n"
         "def slow(*args):\n"
         "    time.sleep(0.005)\n"
         "    return inner(*args)\n"
-        "run.convert_row = slow\n"
+        "run.convert_item = slow\n"
         "from qwen35_convert import api, read_recipe\n"
-        f"api.convert({str(source)!r}, {str(out)!r}, read_recipe('fp8-block'), workers=1,"
-        " verify=False)\n"
+        f"api.convert({str(source)!r}, {str(out)!r}, read_recipe('fp8-block'),"
+        " api.RunOptions(workers=1, verify=False))\n"
     )
     journal = partial_of(out) / "journal"
     for finished in (2, 40, 90):
@@ -418,7 +418,7 @@ def test_a_killed_conversion_is_resumed_to_the_same_bytes(tmp_path):
         process.kill()
         assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
         assert not out.exists()
-    api.convert(source, out, read_recipe("fp8-block"), verify=False)
+    api.convert(source, out, read_recipe("fp8-block"), options=api.RunOptions(verify=False))
     assert files_of(out) == files_of(tmp_path / "clean")
     assert not partial_of(out).exists()
 
@@ -435,7 +435,9 @@ def test_an_unfinished_conversion_of_another_recipe_is_not_mixed_in(tmp_path):
     (work / "model-00001-of-00009.safetensors").write_bytes(b"old")
     with pytest.raises(OutputError, match="unfinished"):
         api.convert(source, tmp_path / "out", read_recipe("fp8-block"))
-    api.convert(source, tmp_path / "out", read_recipe("fp8-block"), overwrite=True)
+    api.convert(
+        source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(overwrite=True)
+    )
     assert not work.exists()
     assert not (tmp_path / "out" / "model-00001-of-00009.safetensors").exists()
 
@@ -524,7 +526,12 @@ def test_a_disk_that_fills_up_is_refused_and_the_work_done_is_kept(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         with pytest.raises(OutputError, match="No space left") as caught:
-            api.convert(source, tmp_path / "out", read_recipe("fp8-block"), workers=1)
+            api.convert(
+                source,
+                tmp_path / "out",
+                read_recipe("fp8-block"),
+                options=api.RunOptions(workers=1),
+            )
     assert str(partial_of(tmp_path / "out")) in caught.value.left
     assert not (tmp_path / "out").exists()
     api.convert(source, tmp_path / "out", read_recipe("fp8-block"))

@@ -131,7 +131,7 @@ def test_a_lock_in_a_folder_that_was_renamed_is_refused(tmp_path, monkeypatch):
         partial_of(out).rename(out)
 
     monkeypatch.setattr(fcntl, "flock", taken)
-    with pytest.raises(OutputError, match="until now"):
+    with pytest.raises(OutputError, match="has just been written by another conversion"):
         sink_of(out).open()
 
 
@@ -148,9 +148,11 @@ def test_what_a_rival_finished_meanwhile_is_kept(tmp_path, nano, out, recipe, se
     chosen, before = read_recipe(recipe, settings), {}
 
     def rival(_) -> None:
-        api.convert(nano, tmp_path / out, chosen, verify=False)
+        api.convert(nano, tmp_path / out, chosen, options=api.RunOptions(verify=False))
         before.update({path: path.stat().st_ino for path in tmp_path.rglob("*")})
 
     with pytest.raises(OutputError, match="another conversion"):
-        api.convert(nano, tmp_path / out, chosen, verify=False, on_plan=rival)
+        api.convert(
+            nano, tmp_path / out, chosen, options=api.RunOptions(verify=False, on_plan=rival)
+        )
     assert {path: path.stat().st_ino for path in tmp_path.rglob("*")} == before

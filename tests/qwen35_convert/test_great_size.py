@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
-from formats.checkpoint import open_checkpoint
 from formats.family.rules import Form
 from quant.stored import open_value
+from qwen35_convert.containers.registry import open_checkpoint
 
 F, H = 4096, 4096
 EXPERTS = "model.language_model.layers.0.mlp.experts"

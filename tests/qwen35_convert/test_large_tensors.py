@@ -6,6 +6,7 @@ made of it is compared with what numpy reads at that place.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,14 +15,13 @@ import pytest
 import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.gguf.file import GgufFile
-from quant.stored import ROOM
-from qwen35_convert.planning.make import make_plan
+from quant.ggml.scheme import BLOCKS
+from qwen35_convert.containers.registry import expect, open_checkpoint
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run.items import convert_row, make_worker
-from qwen35_convert.write import sink as sinks
+from qwen35_convert.run.items import Effort, Preparation, convert_item, make_worker
 from qwen35_convert.write.file_sink import FileSink
 from qwen35_convert.write.sink import FolderSink
 
@@ -82,15 +82,17 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
     """Convert the rows of the last expert; return what stands at each output's place."""
     sink.open()
     sink.create()
-    worker, found = make_worker(plan, "cpu", ROOM), {}
-    for row in plan.rows:
+    effort = Effort(1, "cpu", lambda: None)
+    worker, found = make_worker(plan, effort, Preparation(source)), {}
+    for row in plan.items:
         if f".experts.{LAST}." in row.atom.name:
-            convert_row(row, source, sink, worker)
+            convert_item(row, source, sink, worker)
             for output in row.outputs:
                 shard = next(s for s in plan.shards if output.name in {i.name for i in s.infos})
                 names = [info.name for info in shard.infos]
                 at = shard.offsets[names.index(output.name)] + output.offset
-                key = f"{row.atom.name.rsplit('.', 1)[1]}{output.suffix}"
+                part = "" if output is row.outputs[0] else f"/{output.key}"
+                key = f"{row.atom.name.rsplit('.', 1)[1]}{part}"
                 found[key] = np.fromfile(sink.work / shard.name, np.uint8, output.nbytes, offset=at)
     sink.close()
     return found
@@ -99,16 +101,16 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
 @pytest.fixture(autouse=True)
 def _sparse_output(monkeypatch):
     """Reserve nothing, so that a file of 8 GB takes no disk."""
-    monkeypatch.setattr(sinks, "_reserve", lambda *_: None)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
 
 
 def test_an_expert_beyond_4_gib_is_cut_out_by_value(tmp_path, source):
-    plan = make_plan(source, read_recipe("fp8-block"))
+    plan = expect(source, read_recipe("fp8-block"), Path("m"))
     found = write_last(plan, source, FolderSink(tmp_path / "out", plan.shards))
     for projection in ("gate_proj", "up_proj", "down_proj"):
         w = (expert_bits(source, projection).astype(np.uint32) << 16).view(np.float32)
         codes = torch.from_numpy(found[projection]).view(torch.float8_e4m3fn).float()
-        scale = torch.from_numpy(found[f"{projection}_scale_inv"]).view(torch.bfloat16).float()
+        scale = torch.from_numpy(found[f"{projection}/scale"]).view(torch.bfloat16).float()
         rows, columns = w.shape
         grid = scale.view(rows // 128, columns // 128)
         decoded = codes.view(rows, columns).numpy() * np.kron(grid.numpy(), np.ones((128, 128)))
@@ -117,8 +119,8 @@ def test_an_expert_beyond_4_gib_is_cut_out_by_value(tmp_path, source):
 
 
 def test_an_expert_is_put_beyond_4_gib_of_a_folder_and_of_a_gguf_file(tmp_path, source):
-    fused = make_plan(source, read_recipe("bf16-split", ["experts=fused"]))
-    outputs = [output for row in fused.rows for output in row.outputs]
+    fused = expect(source, read_recipe("bf16-split", ["experts=fused"]), Path("m"))
+    outputs = [output for row in fused.items for output in row.outputs]
     assert max(output.offset for output in outputs) > 2**32
     found = write_last(fused, source, FolderSink(tmp_path / "out", fused.shards))
     for projection, data in found.items():
@@ -127,14 +129,15 @@ def test_an_expert_is_put_beyond_4_gib_of_a_folder_and_of_a_gguf_file(tmp_path, 
 
 @pytest.mark.parametrize("type_", ["bf16", "q8_0", "q4_k_m"])
 def test_a_gguf_file_over_4_gib_is_written_and_read_at_its_end(tmp_path, source, type_):
-    plan = make_plan(source, read_recipe(f"gguf-{type_}", ["export.max_shard_size=1TB"]), "m")
+    recipe = read_recipe(f"gguf-{type_}", ["export.max_shard_size=1TB"])
+    plan = expect(source, recipe, Path("m.gguf"))
     found = write_last(plan, source, FileSink(tmp_path / "m.gguf", plan.shards))
     file = GgufFile(tmp_path / ".m.gguf.qwen35-partial" / "m.gguf")
     for projection, data in found.items():
         stack = file.read(f"blk.0.ffn_{projection.removesuffix('_proj')}_exps.weight")
-        row = next(r for r in plan.rows if r.atom.name.endswith(f".{LAST}.{projection}"))
+        row = next(r for r in plan.items if r.atom.name.endswith(f".{LAST}.{projection}"))
         w = torch.from_numpy(expert_bits(source, projection)).view(torch.bfloat16)
-        expected = plan.schemes()[row.scheme].encode(w)[""]
+        expected = row.scheme.encode(w)[BLOCKS]
         assert torch.equal(
             stack[LAST].reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
         )

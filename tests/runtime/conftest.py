@@ -13,6 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+from runtime.kernels import dispatch
 from runtime.kernels.launch import HAS_TRITON, interpreting
 
 
@@ -25,3 +26,20 @@ def interpreter():
         pytest.skip("triton is not installed")
     with interpreting():
         yield
+
+
+@pytest.fixture
+def thresholds(monkeypatch):
+    """Return a function that moves thresholds of the dispatch table, by their names."""
+
+    def forget():
+        for operation in dispatch.OPERATIONS:
+            operation.forget()
+
+    def move(**values):
+        for name, value in values.items():
+            monkeypatch.setattr(dispatch, name, value)
+        forget()
+
+    yield move
+    forget()

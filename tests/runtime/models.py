@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
-from formats.checkpoint import open_checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
 from runtime.model import Model, hidden_states, logits

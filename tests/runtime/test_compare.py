@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 import weakref
 
 import pytest
@@ -11,11 +12,12 @@ import torch.nn.functional as F
 
 import runtime.compare as compare_module
 import runtime.layer_pass as layer_module
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
-from runtime.compare import compare_logits, streamed_logits
+from qwen35_convert.containers.registry import open_checkpoint
+from runtime.compare import _relative_error, compare_logits, streamed_logits
 from runtime.errors import RequestError
 from runtime.load import Loader
+from runtime.softmax import Divergence
 from tests.checkpoints import hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import to_fp8
 from tests.runtime.models import (
@@ -252,3 +254,25 @@ def test_a_gpu_reports_what_a_cpu_reports(pair):
     for ours, theirs in zip(report.layers, expected.layers, strict=True):
         assert ours.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
     assert compare_logits(*opened(source, source), ids, **on_gpu).kl_mean <= 1e-9
+
+
+def test_nan_and_a_source_of_zeros_are_never_no_error():
+    ones, zeros = torch.ones(2, 3), torch.zeros(2, 3)
+    assert _relative_error(zeros, zeros) == 0
+    assert _relative_error(zeros, ones) == math.inf
+    assert math.isnan(_relative_error(ones, ones * torch.nan))
+    assert math.isnan(_relative_error(ones * torch.nan, ones))
+    assert math.isnan(_relative_error(zeros, ones * torch.nan))
+
+
+def test_rows_with_nan_agree_with_nothing():
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
+    broken = logits.clone()
+    broken[1, 8] = torch.nan
+    broken[2] = torch.nan
+    for pair in ((logits, broken), (broken, logits), (broken, broken)):
+        divergence = Divergence(torch.zeros(4, dtype=torch.int64))
+        for strip in (slice(0, 4), slice(4, 9)):
+            divergence.take(*(side[:, strip] for side in pair))
+        assert divergence.agrees.tolist() == [True, False, False, True]
+        assert divergence.kl.isnan().tolist() == [False, True, True, False]

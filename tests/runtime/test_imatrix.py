@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from formats.checkpoint import open_checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from runtime.errors import RequestError
 from runtime.imatrix import Imatrix, collect
 from runtime.load import Loader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from formats.checkpoint import open_checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from runtime.errors import RequestError
 from runtime.imatrix import collect
 from runtime.layerwise import Walk

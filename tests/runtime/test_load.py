@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.safetensors.names import TEXT
+from formats.family.names import TEXT
 from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
-from runtime.kernels.gemm_fp8 import Fp8Weight
+from qwen35_convert.containers.registry import open_checkpoint
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.load import Loader, load_layer
 from runtime.model import Model
 from tests.checkpoints import (

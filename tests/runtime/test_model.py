@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runtime.model as model_module
-from formats.checkpoint import open_checkpoint
-from runtime.kernels import attention_decode, expert_w8a8, gemm_fp8, gemv, moe
-from runtime.kernels.expert_sum import add_pairs_rmsnorm
-from runtime.kernels.gated_delta import gated_delta_prefill
+from qwen35_convert.containers.registry import open_checkpoint
+from runtime.kernels.attention import parts as attention_parts
+from runtime.kernels.delta_rule.states import gated_delta_prefill
+from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import interpreting
-from runtime.kernels.quantize_rows import quantize_rows
-from runtime.kernels.rmsnorm import add_rmsnorm, gated_rmsnorm, rmsnorm
+from runtime.kernels.linear import product, row
+from runtime.kernels.moe import w8a8
+from runtime.kernels.moe.sum import add_pairs_rmsnorm
+from runtime.kernels.norm.gated import gated_rmsnorm
+from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
 from runtime.model import draft_states, hidden_states, logits
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
@@ -316,8 +319,8 @@ def test_the_trained_mtp_head_takes_the_embedding_first(nano):
 
 def few_programs(monkeypatch):
     """Leave together what a GPU's multiprocessors would share."""
-    monkeypatch.setattr(gemv, "_FEWEST_PROGRAMS", 4)
-    monkeypatch.setattr(attention_decode, "_PROGRAMS", 8)
+    monkeypatch.setattr(row, "_FEWEST_PROGRAMS", 4)
+    monkeypatch.setattr(attention_parts, "_PROGRAMS", 8)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
@@ -334,7 +337,7 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
+def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch, thresholds):
     """Of the one layer in the final norm, where a chunk has more than a few tokens."""
     seen = []
 
@@ -343,7 +346,7 @@ def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch):
         return add_pairs_rmsnorm(pairs, *rest)
 
     few_programs(monkeypatch)
-    monkeypatch.setattr(moe, "_FEW_TOKENS", 2)
+    thresholds(FEW_TOKENS=2)
     monkeypatch.setattr(model_module, "add_pairs_rmsnorm", counted)
     kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     sizes = {"num_experts": 3, "shared_expert_intermediate_size": 40}
@@ -375,7 +378,7 @@ def test_norms_that_quantise_change_no_bit(tmp_path, monkeypatch, kind, is_moe, 
         quantised.append(x.shape)
         return quantize_rows(x, *rest)
 
-    for module in (gemm_fp8, expert_w8a8):
+    for module in (product, w8a8):
         monkeypatch.setattr(module, "quantize_rows", counted)
     with interpreting():
         got = full(model, ids)

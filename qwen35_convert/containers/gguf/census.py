@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from formats.checkpoint import Checkpoint
+from formats.family.roles import ROLES
 from formats.gguf.file import GgufFile
-from formats.gguf.names import ALWAYS_F32
-from qwen35_convert.verification.failure import Failure
+from qwen35_convert.failure import Failure
 
 TOKENS = "tokenizer.ggml.tokens"
 REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggml.merges")
@@ -31,14 +31,14 @@ def _types(artifact: Checkpoint) -> Iterator[Failure]:
     infos = artifact.infos()
     for atom in artifact.layout.atoms.values():
         dtype = infos[atom.stored].dtype
-        if atom.role in ALWAYS_F32 and dtype != "F32":
+        if ROLES[atom.role].gguf_f32 and dtype != "F32":
             yield Failure(atom.stored, f"is {dtype}, but llama.cpp computes {atom.role} in F32")
 
 
 def _mtp(artifact: Checkpoint) -> Iterator[Failure]:
-    said, stored = artifact.config.mtp_layers, artifact.layout.form.mtp_layers
-    if said != stored:
-        yield Failure("nextn_predict_layers", f"is {said}, but {stored} MTP layers are stored")
+    stated, stored = artifact.config.mtp_layers, artifact.layout.form.mtp_layers
+    if stated != stored:
+        yield Failure("nextn_predict_layers", f"is {stated}, but {stored} MTP layers are stored")
 
 
 def _vocabulary(artifact: Checkpoint) -> Iterator[Failure]:

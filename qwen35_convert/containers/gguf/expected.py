@@ -2,7 +2,7 @@
 
     atoms -> keep or drop -> GGUF name -> type by the mix -> place in a shard
 
-Experts of a projection are one tensor, so an expert's row fills one entry of it. Value heads are
+Experts of a projection are one tensor, so an expert's item fills one entry of it. Value heads are
 tiled, norms are stored as 1 + w, A_log as -exp (formats.gguf.names). With `vision: keep` the
 vision tower becomes a second file, `mmproj-NAME.gguf`, in the same run.
 """
@@ -10,39 +10,28 @@ vision tower becomes a second file, `mmproj-NAME.gguf`, in the same run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
-from formats.family.ops import Op, Shape, shape_after
-from formats.gguf.file import Kv, split_name, split_pairs
+from formats.family.ops import Shape
+from formats.gguf.checkpoint import CONTAINER
+from formats.gguf.file import Kv
 from formats.gguf.metadata import size_label, text_metadata, title
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
-from quant.mix.choose import FILE_TYPES, Choice, Facts, MixTensor, choose
+from quant.ggml.scheme import BLOCKS, Ggml
+from quant.mix.choose import FILE_TYPES, Choice, choose
+from quant.mix.tensors import Facts, MixTensor
+from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import read_importance
-from qwen35_convert.containers.gguf.mmproj import mmproj_part, read_generation
+from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
+from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.make import check_whole, policy_rules, select
-from qwen35_convert.planning.plan import Output, Plan, Row, Shard, gguf_shard, pack
+from qwen35_convert.planning.plan import Item, Output, Plan
+from qwen35_convert.planning.select import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One atom in its GGUF tensor: what is done to it, which entry of a stack it is."""
-
-    atom: Atom
-    name: str
-    index: int | None
-    ops: tuple[Op, ...]
-
-    @property
-    def shape(self) -> Shape:
-        """Shape of its entry."""
-        return shape_after(self.ops, self.atom.shape)
 
 
 def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
@@ -53,9 +42,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     gone = {group for group in ("mtp", "vision") if getattr(recipe, group) == "drop"}
     atoms, dropped = select(source, recipe, gone)
     num_layers = len(source.config.layer_types)
-    parts = [
-        _part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != "vision"
-    ]
+    parts = [_part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != VISION]
     tensors = _stack(parts)
     for name, stacked in tensors.items():
         if stacked[0].index is not None:
@@ -63,37 +50,37 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     chosen = _choose_types(source, recipe, tensors, shapes)
     infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]
-    rows = tuple(_rows(tensors, {info.name: info for info in infos}, chosen))
+    items = tuple(_items(tensors, {info.name: info for info in infos}, chosen))
     importance = read_importance(recipe, tensors, shapes)
     pairs = [*_metadata(source, recipe, infos), *importance.pairs]
-    shards = _shards(infos, pairs, stem, recipe.export.max_shard_size)
-    more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == "vision"], stem)
+    shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
+    more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
     notes = (*source.notes, *source.layout.notes, *_notes(source, infos, chosen), *importance.notes)
     return Plan(
-        recipe,
-        rows + more,
-        (*shards, *vision),
-        {},
-        dropped,
-        notes,
-        importance.weights,
+        container=CONTAINER,
+        recipe=recipe,
+        items=items + more,
+        shards=(*shards, *vision),
+        dropped=dropped,
+        notes=notes,
+        importance=importance.weights,
     )
 
 
-def _part(atom: Atom, num_layers: int, sizes: Mapping[str, int]) -> Part:
+def _part(atom: Atom, num_layers: int, sizes: Mapping[str, int]) -> Entry:
     name, index = gguf_name(atom.hub, num_layers)
-    return Part(atom, name, index, ops_to_gguf(atom.role, sizes))
+    return Entry(atom, name, index, ops_to_gguf(atom.role, sizes))
 
 
-def _stack(parts: Sequence[Part]) -> dict[str, list[Part]]:
+def _stack(parts: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Gather the parts of every tensor, in the order in which tensors first appear."""
-    tensors: dict[str, list[Part]] = {}
+    tensors: dict[str, list[Entry]] = {}
     for part in parts:
         tensors.setdefault(part.name, []).append(part)
     return tensors
 
 
-def _shape(parts: Sequence[Part]) -> Shape:
+def _shape(parts: Sequence[Entry]) -> Shape:
     """Return the shape of a tensor: of its one part, or of the stack of them."""
     return parts[0].shape if parts[0].index is None else (len(parts), *parts[0].shape)
 
@@ -101,11 +88,11 @@ def _shape(parts: Sequence[Part]) -> Shape:
 def _choose_types(
     source: Checkpoint,
     recipe: Recipe,
-    tensors: Mapping[str, Sequence[Part]],
+    tensors: Mapping[str, Sequence[Entry]],
     shapes: Mapping[str, Shape],
 ) -> dict[str, Choice]:
     """Apply the mix and the rules; what they refuse is the recipe's fault."""
-    sizes, asked = source.config.sizes, recipe.quantize
+    sizes, choice_of = source.config.sizes, recipe.quantize
     listed = [
         MixTensor(name, parts[0].atom.role, shapes[name], tuple(part.atom.name for part in parts))
         for name, parts in tensors.items()
@@ -115,28 +102,28 @@ def _choose_types(
         num_experts=sizes.get("E", 0),
         gqa=sizes["NH"] // sizes["NKV"],
         tied=source.layout.tied,
-        imatrix=asked.imatrix is not None,
+        imatrix=choice_of.imatrix is not None,
     )
     rules = policy_rules(recipe)
     try:
-        return choose(asked.scheme, listed, facts, rules, like_llama_cpp=asked.mix == "llama.cpp")
+        return choose(
+            choice_of.scheme, listed, facts, rules, like_llama_cpp=choice_of.mix == "llama.cpp"
+        )
     except QuantError as error:
         raise RecipeError(str(error)) from None
 
 
-def _rows(
-    tensors: Mapping[str, Sequence[Part]],
+def _items(
+    tensors: Mapping[str, Sequence[Entry]],
     infos: Mapping[str, TensorInfo],
     chosen: Mapping[str, Choice],
-) -> Iterator[Row]:
+) -> Iterator[Item]:
     for name, parts in tensors.items():
         choice = chosen[name]
         nbytes = infos[name].nbytes // len(parts)
         for part in parts:
-            output = Output("", name, (part.index or 0) * nbytes, nbytes)
-            yield Row(
-                part.atom, choice.type.lower(), (output,), choice.reason, choice.type, part.ops
-            )
+            output = Output(BLOCKS, name, (part.index or 0) * nbytes, nbytes)
+            yield Item(part.atom, Ggml(choice.type), (output,), choice.reason, part.ops)
 
 
 def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -> list[Kv]:
@@ -150,24 +137,6 @@ def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -
         generation=read_generation(source),
     )
     return text + tokenizer_metadata(source.side, source.config.sizes["V"], source.config.raw)
-
-
-def _shards(
-    infos: Sequence[TensorInfo], pairs: Sequence[Kv], stem: str, limit: int
-) -> tuple[Shard, ...]:
-    """Pack tensors in order into files of at most `limit` bytes; the first has the metadata."""
-    packs = pack(([info] for info in infos), limit)
-    if len(packs) == 1:
-        return (gguf_shard(f"{stem}.gguf", pairs, infos),)
-    count = len(packs)
-    return tuple(
-        gguf_shard(
-            split_name(stem, i, count),
-            [*(pairs if i == 1 else ()), *split_pairs(i, count, len(infos))],
-            tensors,
-        )
-        for i, tensors in enumerate(packs, 1)
-    )
 
 
 def _notes(

@@ -6,23 +6,23 @@ are reported, because a quantiser can only guess for them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from formats.errors import NOTHING
 from formats.family.ops import Tile
 from formats.gguf.file import Kv
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
 from qwen35_convert.containers.gguf.importance import CHUNKS, COUNTS, DATASETS, SUMS, TYPE
-from qwen35_convert.errors import OutputError
-from qwen35_convert.planning.plan import gguf_shard
+from qwen35_convert.containers.gguf.shards import gguf_shard
+from qwen35_convert.durable import reserve, write_all, writing, written_aside
 from qwen35_convert.text.tokens import DEFAULT, text_ids
 from qwen35_convert.write.file_sink import check_out_files
-from qwen35_convert.write.sink import partial_of, sync_folder
+from qwen35_convert.write.sink import partial_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,18 +117,9 @@ def _write(
         Kv(CHUNKS, "uint32", chunks),
         Kv("imatrix.chunk_size", "uint32", CHUNK),
     ]
-    shard, partial = gguf_shard(out.name, pairs, infos), partial_of(out)
-    try:
-        with partial.open("wb") as file:
-            file.write(shard.header)
-            for offset, value in zip(shard.offsets, tensors.values(), strict=True):
-                file.seek(offset)
-                file.write(value.contiguous().numpy().tobytes())
-            file.truncate(shard.nbytes)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"{out}: {error.strerror}") from None
+    shard = gguf_shard(out.name, pairs, infos)
+    with writing(out, "writing it", NOTHING), written_aside(out, partial_of(out)) as file:
+        reserve(file, shard.nbytes)
+        write_all(file, memoryview(shard.header), 0)
+        for offset, value in zip(shard.offsets, tensors.values(), strict=True):
+            write_all(file, memoryview(value.contiguous().numpy().tobytes()), offset)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from formats.errors import FormatError
 from formats.family.ops import Shape
+from formats.family.roles import ROLES
 from formats.gguf.file import GgufFile, Kv
-from formats.gguf.names import ALWAYS_F32
 from quant.errors import QuantError
 from quant.importance import importances, unused
 from qwen35_convert.errors import RecipeError
@@ -24,7 +24,7 @@ from qwen35_convert.recipe import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qwen35_convert.containers.gguf.expected import Part
+    from qwen35_convert.containers.gguf.entry import Entry
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 TYPE, DATASETS, CHUNKS = "general.type", "imatrix.datasets", "imatrix.chunk_count"
@@ -46,7 +46,7 @@ class Importance:
 
 
 def read_importance(
-    recipe: Recipe, tensors: Mapping[str, Sequence[Part]], shapes: Mapping[str, Shape]
+    recipe: Recipe, tensors: Mapping[str, Sequence[Entry]], shapes: Mapping[str, Shape]
 ) -> Importance:
     """Return what the recipe's imatrix says of these tensors; nothing without one.
 
@@ -58,11 +58,13 @@ def read_importance(
     try:
         file = GgufFile(path)
         entries = _entries(file)
-        found = importances(entries, shapes)
+        by_tensor = importances(entries, shapes)
     except (FormatError, QuantError) as error:
         raise RecipeError(f"quantize.imatrix: {error}") from None
     weights = {
-        part.atom.name: found[name][part.index or 0] for name in found for part in tensors[name]
+        part.atom.name: by_tensor[name][part.index or 0]
+        for name in by_tensor
+        for part in tensors[name]
     }
     return Importance(weights, _pairs(path, file, entries), _notes(path.name, entries, tensors))
 
@@ -104,12 +106,12 @@ def _pairs(
 
 
 def _notes(
-    file: str, entries: Mapping[str, tuple[Tensor, Tensor]], tensors: Mapping[str, Sequence[Part]]
+    file: str, entries: Mapping[str, tuple[Tensor, Tensor]], tensors: Mapping[str, Sequence[Entry]]
 ) -> tuple[str, ...]:
     lacking = [
         name
         for name, parts in tensors.items()
-        if name not in entries and parts[0].atom.role not in ALWAYS_F32 | {"embed"}
+        if name not in entries and not _unweighed(parts[0].atom.role)
     ]
     notes = []
     if lacking:
@@ -121,3 +123,8 @@ def _notes(
     if extra:
         notes.append(f"{file} has {len(extra)} entries that no tensor here has: {extra[0]} ...")
     return tuple(notes)
+
+
+def _unweighed(role: str) -> bool:
+    """Whether a role is never encoded by importance: it stays F32, or its rows are looked up."""
+    return ROLES[role].gguf_f32 or ROLES[role].gathered

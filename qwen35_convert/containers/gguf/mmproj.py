@@ -24,10 +24,13 @@ from formats.gguf.vision import (
 from formats.json_file import parse_object
 from formats.tensor import TensorInfo
 from quant.ggml.codec import fallback
+from quant.ggml.scheme import BLOCKS, Ggml
 from quant.mix.choose import FILE_TYPES
-from qwen35_convert.planning.plan import Output, Row, Shard, gguf_shard
+from qwen35_convert.containers.gguf.shards import gguf_shard
+from qwen35_convert.planning.plan import Item, Output, Shard
 from qwen35_convert.recipe import Recipe
 
+VISION = "vision"
 GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 OTHERWISE = "bf16"
@@ -40,8 +43,8 @@ def mmproj_name(stem: str) -> str:
 
 def mmproj_part(
     source: Checkpoint, recipe: Recipe, atoms: Sequence[Atom], stem: str
-) -> tuple[tuple[Row, ...], tuple[Shard, ...]]:
-    """Return rows and file of the vision tower; nothing if the recipe drops it.
+) -> tuple[tuple[Item, ...], tuple[Shard, ...]]:
+    """Return items and file of the vision tower; nothing if the recipe drops it.
 
     FormatError if it is to be kept and the source has none, or llama.cpp has no place for it.
     """
@@ -51,15 +54,15 @@ def mmproj_part(
         raise FormatError("the checkpoint has no vision tensors\n  fix   set vision to drop")
     asked = recipe.quantize.scheme
     mix = asked if asked in FOLLOWED else OTHERWISE
-    made = [
+    tensors = [
         (atom, target, _info(atom, target, FOLLOWED[mix]))
         for atom in atoms
         for target in vision_tensors(atom.hub)
     ]
-    rows = tuple(_row(atom, target, info, mix) for atom, target, info in made)
-    infos = [info for _, _, info in made]
+    items = tuple(_item(atom, target, info, mix) for atom, target, info in tensors)
+    infos = [info for _, _, info in tensors]
     shard = gguf_shard(mmproj_name(stem), _pairs(source, infos, mix), infos)
-    return rows, (shard,)
+    return items, (shard,)
 
 
 def _info(atom: Atom, target: VisionTensor, out: str) -> TensorInfo:
@@ -67,10 +70,10 @@ def _info(atom: Atom, target: VisionTensor, out: str) -> TensorInfo:
     return TensorInfo(target.gguf, fallback(target.dtype(out), shape[-1]), shape)
 
 
-def _row(atom: Atom, target: VisionTensor, info: TensorInfo, mix: str) -> Row:
-    output = Output("", info.name, 0, info.nbytes)
+def _item(atom: Atom, target: VisionTensor, info: TensorInfo, mix: str) -> Item:
+    output = Output(BLOCKS, info.name, 0, info.nbytes)
     reason = f"vision beside {mix}" if info.dtype != "F32" else "vision: F32 in every file"
-    return Row(atom, info.dtype.lower(), (output,), reason, info.dtype, target.ops)
+    return Item(atom, Ggml(info.dtype), (output,), reason, target.ops)
 
 
 def _pairs(source: Checkpoint, infos: Sequence[TensorInfo], mix: str) -> list[Kv]:

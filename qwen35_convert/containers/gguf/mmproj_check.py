@@ -16,10 +16,10 @@ from formats.gguf.checkpoint import whole_path
 from formats.gguf.file import GgufFile
 from formats.gguf.vision import VisionTensor, vision_tensors
 from formats.safetensors.file import TORCH_NAMES, torch_dtype
+from quant.measure import same_bits
 from quant.stored import open_value
-from qwen35_convert.containers.gguf.mmproj import mmproj_name
-from qwen35_convert.verification.compare import same_bits
-from qwen35_convert.verification.failure import Failure
+from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_name
+from qwen35_convert.failure import Failure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 def mmproj_beside(artifact: Checkpoint) -> Path | None:
     """Return the vision file that lies beside a GGUF artifact, if there is one."""
-    if not artifact.gguf:
-        return None
     path = artifact.folder / mmproj_name(whole_path(artifact).stem)
     return path if path.is_file() else None
 
@@ -40,7 +38,7 @@ def mmproj_failures(path: Path, source: Checkpoint | None) -> Iterator[Failure]:
     """
     file = GgufFile(path)
     towers = (
-        [atom for atom in source.layout.atoms.values() if atom.role == "vision"] if source else []
+        [atom for atom in source.layout.atoms.values() if atom.role == VISION] if source else []
     )
     wanted = {target.gguf: (atom, target) for atom in towers for target in vision_tensors(atom.hub)}
     for name in sorted(set(file.infos) ^ set(wanted)) if wanted else ():
@@ -64,11 +62,11 @@ def _compare(
 
 
 def _agree(stored: Tensor, dtype: str, expected: Tensor) -> bool:
-    from quant.ggml import codec as ggml
+    from quant.ggml import codec
 
     if dtype in TORCH_NAMES:
         return same_bits(stored, expected.to(torch_dtype(dtype)))
     columns = expected.shape[-1]
     rows = expected.reshape(-1, columns)
-    decoded = ggml.decode(dtype, stored.reshape(rows.shape[0], -1), columns)
-    return ggml.outside(dtype, rows, decoded) == 0
+    decoded = codec.decode(dtype, stored.reshape(rows.shape[0], -1), columns)
+    return codec.outside(dtype, rows, decoded) == 0

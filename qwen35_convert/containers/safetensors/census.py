@@ -12,64 +12,44 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from formats.checkpoint import INDEX, Checkpoint
-from formats.family.layout import Atom, scale_grids
+from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
+from formats.family.names import normalise
+from formats.family.roles import ROLES
 from formats.safetensors.file import SafetensorsFile
-from quant.policy import PROTECTED
-from quant.scheme import KEEP
-from qwen35_convert.containers.gguf.census import gguf_failures
+from formats.safetensors.folder import INDEX
+from quant.registry import SCHEMES
+from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
-from qwen35_convert.containers.safetensors.ignore_rules import ENGINES
+from qwen35_convert.containers.safetensors.engine_fields import field_failures
+from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, listed_modules
 from qwen35_convert.containers.safetensors.quantization_config import module_of
-from qwen35_convert.verification.failure import Failure
+from qwen35_convert.failure import Failure
 
-# Linears by role that engines build with a quantisation method, and so look up in the list.
-LISTED_ROLES = frozenset({
-    "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", "q_proj", "k_proj", "v_proj",
-    "o_proj", "gate_proj", "up_proj", "down_proj", "expert", "mtp_fc",
-})  # fmt: skip
 LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
 # Names that engines give to fused modules; official lists hold some of them.
 FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
 
 
-def scheme_of(checkpoint: Checkpoint, atom: Atom) -> str:
-    """Return the scheme an atom is stored in, from its tensors."""
-    infos = checkpoint.infos()
-    if checkpoint.gguf:
-        return infos[atom.stored].dtype.lower()
-    if atom.scale is None:
-        return KEEP
-    grids = scale_grids(infos[atom.stored].shape)
-    return next(name for name, grid in grids.items() if grid == infos[atom.scale].shape)
-
-
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
     """Return everything that headers and config show to be wrong."""
-    if artifact.gguf:
-        return list(gguf_failures(artifact))
-    found = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
+    failures = [Failure(p.tensor, p.problem) for p in artifact.layout.problems]
     for check in (
         _config_block,
+        field_failures,
         _listed,
-        _scale_names,
+        _part_names,
         _protected,
         _groups,
         _config_fields,
         _index,
     ):
-        found += check(artifact)
-    return found
-
-
-def _entries(artifact: Checkpoint) -> list[str]:
-    block = artifact.config.quantization or {}
-    listed = block.get("modules_to_not_convert", block.get("ignore")) or []
-    return [entry for entry in listed if isinstance(entry, str)]
+        failures += check(artifact)
+    return failures
 
 
 def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
-    quantized = any(atom.scale for atom in artifact.layout.atoms.values())
+    quantized = any(atom.quantized for atom in artifact.layout.atoms.values())
     if quantized and artifact.config.quantization is None:
         yield Failure("config.json", "has no quantization_config, but FP8 tensors are stored")
     if not quantized and artifact.config.quantization is not None:
@@ -80,7 +60,7 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
     """Compare the list of unquantised modules with the tensors, as each engine would."""
     if artifact.config.quantization is None:
         return
-    entries = _entries(artifact)
+    entries = listed_modules(artifact.config.quantization)
     for module, quantized in _modules(artifact).items():
         for engine, leaves in ENGINES.items():
             if leaves(module, entries) == quantized:
@@ -89,8 +69,10 @@ def _listed(artifact: Checkpoint) -> Iterator[Failure]:
                 )
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
     stored = {module_of(name) for name in artifact.infos()}
+    stored |= {module_of(atom.weight) for atom in artifact.layout.atoms.values()}
     for entry in entries:
-        if not entry.startswith("re:") and not _names_something(entry, stored, artifact):
+        named = _names_something(entry, stored, artifact) or _names_what_is_gone(entry, artifact)
+        if not entry.startswith("re:") and not named:
             yield Failure(entry, "is listed as unquantised, but no such module is stored")
 
 
@@ -100,12 +82,18 @@ def _names_something(entry: str, stored: set[str], artifact: Checkpoint) -> bool
     return entry in stored or any(s.startswith(entry + ".") for s in stored)
 
 
+def _names_what_is_gone(entry: str, artifact: Checkpoint) -> bool:
+    """Whether an entry names vision or MTP, which were dropped as a whole: it harms nobody."""
+    head, form = normalise(entry).split(".", 1)[0], artifact.layout.form
+    return (head == "visual" and not form.vision) or (head == "mtp" and not form.mtp_layers)
+
+
 def _modules(artifact: Checkpoint) -> dict[str, bool]:
     """Map each linear that engines look up to whether it is quantised."""
     return {
-        module_of(atom.stored): atom.scale is not None
+        module_of(atom.weight): atom.quantized
         for atom in artifact.layout.atoms.values()
-        if atom.role in LISTED_ROLES or _vision_linear(atom)
+        if ROLES[atom.role].listed or _vision_linear(atom)
     }
 
 
@@ -114,31 +102,34 @@ def _vision_linear(atom: Atom) -> bool:
     return atom.role == "vision" and last in LISTED_VISION and len(atom.shape) == 2
 
 
-def _scale_names(artifact: Checkpoint) -> Iterator[Failure]:
-    """Hold scales to their names: `_scale_inv` officially, `_scale` in compressed-tensors."""
+def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
+    """Hold parts to their names: the official layout has its own, compressed-tensors another."""
     block = artifact.config.quantization or {}
-    suffix = "_scale_inv" if block.get("quant_method") == "fp8" else "_scale"
+    official = block.get("quant_method") == "fp8"
     for atom in artifact.layout.atoms.values():
-        if atom.scale and atom.scale != atom.stored + suffix:
-            yield Failure(
-                atom.scale, f"is named for another format, expected {atom.stored}{suffix}"
-            )
-        scheme = scheme_of(artifact, atom)
-        if suffix == "_scale_inv" and scheme not in (KEEP, "fp8-block"):
-            yield Failure(atom.stored, f"is {scheme}, but config.json says 128x128 blocks")
+        if not atom.quantized:
+            continue
+        scheme = SCHEMES.get(atom.scheme, scheme_of(atom))
+        if official and scheme.config_block([]) is None:
+            continue  # engines read one scale for a tensor under either name
+        named = scheme if official else scheme.beside_others()
+        for part, name in zip(named.parts(atom.weight, (1, 1)), atom.parts, strict=True):
+            if part.info.name != name:
+                problem = f"is named for another format, expected {part.info.name}"
+                yield Failure(name, problem)
 
 
 def _protected(artifact: Checkpoint) -> Iterator[Failure]:
     for atom in artifact.layout.atoms.values():
-        if atom.role in PROTECTED and atom.scale:
-            yield Failure(atom.stored, f"is FP8, but {atom.role} is never quantised")
+        if ROLES[atom.role].protected and atom.quantized:
+            yield Failure(atom.stored, f"is {atom.scheme}, but {atom.role} is never quantised")
 
 
 def _groups(artifact: Checkpoint) -> Iterator[Failure]:
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for atom in artifact.layout.atoms.values():
         if atom.group:
-            groups[atom.group].setdefault(scheme_of(artifact, atom), atom.stored)
+            groups[atom.group].setdefault(atom.scheme, atom.stored)
     for members in groups.values():
         if len(members) > 1:
             (one, first), (two, second) = list(members.items())[:2]
@@ -147,7 +138,9 @@ def _groups(artifact: Checkpoint) -> Iterator[Failure]:
 
 def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
     config, layout = artifact.config, artifact.layout
-    if layout.form.mtp_layers != config.mtp_layers:
+    # A config that promises an MTP head which is gone as a whole is a note of the layout: every
+    # model that transformers saved is one.
+    if layout.form.mtp_layers not in (0, config.mtp_layers):
         yield Failure(
             "config.json",
             f"mtp_num_hidden_layers is {config.mtp_layers}, "
@@ -161,11 +154,11 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
     expected = CLASSES[config.moe, layout.kind == "hub"]
-    said = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
-    if said != expected and layout.kind in ("hub", "text"):
+    stated = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
+    if stated != expected and layout.kind in ("hub", "text"):
         yield Failure(
             "config.json",
-            f"names {said[0]} and {said[1]}, "
+            f"names {stated[0]} and {stated[1]}, "
             f"but the tensors are those of {expected[0]} and {expected[1]}",
         )
 
@@ -175,8 +168,9 @@ def _index(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(INDEX, stray)
     for name, file in artifact.files.items():
         assert isinstance(file, SafetensorsFile), "only safetensors have an index"
-        if file.header.metadata.get("format") != "pt":
-            yield Failure(name, "has no metadata format: pt, which transformers asks for")
+        said = file.header.metadata.get("format", "pt")
+        if said != "pt":
+            yield Failure(name, f"has metadata format: {said}, expected pt")
     path = artifact.folder / INDEX
     if path.is_file():
         total: Any = json.loads(path.read_bytes()).get("metadata", {}).get("total_size")

@@ -13,8 +13,9 @@ from typing import Any
 
 from formats.family.config import Config
 from formats.family.layout import Atom
-from formats.safetensors.names import HUB
-from quant.scheme import KEEP
+from formats.family.names import HUB
+from formats.stored import KEEP
+from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config
 
 CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
@@ -25,9 +26,14 @@ CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
 }
 # Fields of the Qwen3-Next dialect that mean nothing to a Qwen3.5 class (all are hard-wired there).
 NEXT_ONLY = (
-    "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "intermediate_size", "rope_theta",
-    "rope_scaling", "partial_rotary_factor",
-)  # fmt: skip
+    "decoder_sparse_step",
+    "mlp_only_layers",
+    "norm_topk_prob",
+    "intermediate_size",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+)
 # Fields that name code to run; the files with it are never carried along.
 CODE = ("auto_map", "custom_pipelines")
 CARRIED = ("transformers_version", "dtype", "torch_dtype")
@@ -39,7 +45,7 @@ def artifact_config(
     namespace: str,
     tied: bool,
     mtp_layers: int,
-    rows: Sequence[tuple[Atom, str, str]],
+    rows: Sequence[tuple[Atom, Scheme, str]],
 ) -> dict[str, Any]:
     """Return the object to write as config.json.
 
@@ -52,11 +58,11 @@ def artifact_config(
         body = copy.deepcopy(config.raw) | {"text_config": text}
     else:
         body = {key: config.raw[key] for key in CARRIED if key in config.raw} | text
-    said = {"architectures": [name], "model_type": model_type}
-    result: dict[str, Any] = said | body | said | {"tie_word_embeddings": tied}
+    class_fields = {"architectures": [name], "model_type": model_type}
+    result: dict[str, Any] = class_fields | body | class_fields | {"tie_word_embeddings": tied}
     for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
-    if any(scheme != KEEP for _, scheme, _ in rows):
+    if any(scheme.name != KEEP for _, scheme, _ in rows):
         result["quantization_config"] = quantization_config(rows, tied=tied)
     return result
 

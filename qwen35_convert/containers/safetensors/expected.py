@@ -10,42 +10,41 @@ from collections.abc import Iterator, Sequence
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.family.layout import Atom
+from formats.family.layout import EXPERT_STACKS, Atom
+from formats.family.names import HUB, TEXT, place
 from formats.safetensors.file import build_header
-from formats.safetensors.names import HUB, TEXT, place
+from formats.safetensors.folder import CONTAINER
+from formats.stored import KEEP
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
+from quant.plain import Plain
 from quant.policy import Assignment, Policy, Weight, assign
-from quant.scheme import KEEP, Scheme
+from quant.registry import get_schemes
+from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.config import artifact_config
+from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.make import check_whole, policy_rules, select
-from qwen35_convert.planning.plan import Output, Plan, Row, Shard, make_schemes, pack
+from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
+from qwen35_convert.planning.select import check_whole, policy_rules, select
 from qwen35_convert.recipe import Recipe
 
-FUSED = {
-    "gate_proj": ("gate_up_proj", 2, 0),
-    "up_proj": ("gate_up_proj", 2, 1),
-    "down_proj": ("down_proj", 1, 0),
-}
 
-
-def make_folder_plan(source: Checkpoint, recipe: Recipe) -> Plan:
-    """Plan a folder of safetensors."""
+def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
+    """Plan a folder of safetensors; `widened`: the source has what it keeps in wider types."""
     layout = source.layout
     namespace = _namespace(source, recipe)
     atoms, dropped = select(source, recipe, _dropped(recipe, namespace))
     chosen = _choose_schemes(atoms, recipe)
     used = sorted({c.scheme for c in chosen} - {KEEP})
-    schemes = make_schemes(used, recipe.quantize.scale)
+    schemes = get_schemes(used, recipe.quantize.scale)
     fused = _fuses_experts(source, recipe, atoms, chosen)
-    namer, usual = _Namer(namespace, schemes, fused=fused), model_dtype(source)
-    rows = []
+    namer = _Namer(namespace, fused=fused)
+    usual = model_dtype(source) if widened else None
+    items = []
     for atom, choice in zip(atoms, chosen, strict=True):
-        dtype = kept_dtype(source, atom, usual)
-        outputs = namer.outputs(atom, choice.scheme, dtype)
-        rows.append(Row(atom, choice.scheme, outputs, choice.reason, dtype))
+        scheme = schemes.get(choice.scheme) or Plain(kept_dtype(atom, usual))
+        items.append(Item(atom, scheme, namer.outputs(atom, scheme), choice.reason))
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
@@ -54,10 +53,18 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe) -> Plan:
         namespace=namespace,
         tied=layout.tied,
         mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
-        rows=[(row.atom, row.scheme, row.outputs[0].name) for row in rows],
+        rows=namer.written,
     )
-    notes = (*source.notes, *layout.notes, *_plan_notes(source, recipe, chosen, fused=fused))
-    return Plan(recipe, tuple(rows), shards, config, dropped, notes)
+    return Plan(
+        container=CONTAINER,
+        recipe=recipe,
+        items=tuple(items),
+        shards=shards,
+        dropped=dropped,
+        notes=(*source.notes, *layout.notes, *_plan_notes(source, recipe, chosen, fused=fused)),
+        files=files_beside(source, config, shards),
+        described=config,
+    )
 
 
 def _namespace(source: Checkpoint, recipe: Recipe) -> str:
@@ -125,36 +132,39 @@ def _plan_notes(
 
 
 class _Namer:
-    """Names outputs and gathers them, each weight with its scale, in the order of the atoms."""
+    """Names outputs and gathers them, each weight with its parts, in the order of the atoms.
 
-    def __init__(self, namespace: str, schemes: dict[str, Scheme], *, fused: bool) -> None:
-        self._namespace, self._schemes, self._fused = namespace, schemes, fused
+    written  (atom, scheme, name of its weight) of everything
+    """
+
+    def __init__(self, namespace: str, *, fused: bool) -> None:
+        self._namespace, self._fused = namespace, fused
         self.units: dict[str, list[TensorInfo]] = {}
+        self.written: list[tuple[Atom, Scheme, str]] = []
         self.stacked: Counter[tuple[str, int]] = Counter()
 
-    def outputs(self, atom: Atom, scheme: str, dtype: str) -> tuple[Output, ...]:
-        """Return where the atom's parts go; `dtype` is its type where it is kept."""
+    def outputs(self, atom: Atom, scheme: Scheme) -> tuple[Output, ...]:
+        """Return where the atom's parts go."""
         if atom.role == "expert" and self._fused:
-            return (self._stacked(atom, dtype),)
-        parts = [("", dtype, atom.shape)]
-        if scheme != KEEP:
-            stored = self._schemes[scheme].stored(atom.shape)
-            parts = [(part.suffix, part.dtype, part.shape) for part in stored]
+            return (self._stacked(atom, scheme),)
         base = place(atom.hub, self._namespace)
-        unit = {s: TensorInfo(base + s, dtype, shape) for s, dtype, shape in parts}
-        self.units[base] = list(unit.values())
-        return tuple(Output(s, info.name, 0, info.nbytes) for s, info in unit.items())
+        parts = scheme.parts(base, atom.shape)
+        self.written.append((atom, scheme, base))
+        self.units[base] = [part.info for part in parts]
+        return tuple(Output(part.key, part.info.name, 0, part.info.nbytes) for part in parts)
 
-    def _stacked(self, atom: Atom, dtype: str) -> Output:
+    def _stacked(self, atom: Atom, scheme: Scheme) -> Output:
         """Return the atom's place in the stacked tensor of all experts, which grows with it."""
         parent, expert, projection = atom.name.rsplit(".", 2)
-        fused, ways, half = FUSED[projection]
-        name = f"{place(parent, self._namespace)}.{fused}"
+        stack, ways, piece = EXPERT_STACKS[projection]
+        name = f"{place(parent, self._namespace)}.{stack}"
         rows, columns = atom.shape
-        self.units[name] = [TensorInfo(name, dtype, (int(expert) + 1, ways * rows, columns))]
+        (whole,) = scheme.parts(name, (int(expert) + 1, ways * rows, columns))
+        self.units[name] = [whole.info]
+        self.written.append((atom, scheme, name))
         self.stacked[name, ways] += 1
-        nbytes = DTYPE_BYTES[dtype] * rows * columns
-        return Output("", name, (int(expert) * ways + half) * nbytes, nbytes)
+        nbytes = whole.info.nbytes // ((int(expert) + 1) * ways)
+        return Output(whole.key, name, (int(expert) * ways + piece) * nbytes, nbytes)
 
 
 def _shard(units: dict[str, list[TensorInfo]], limit: int) -> Iterator[Shard]:

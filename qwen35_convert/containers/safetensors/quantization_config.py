@@ -14,55 +14,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from formats.family.layout import Atom
-from quant.scheme import KEEP
+from formats.stored import KEEP
+from quant.scheme import Scheme
 
-Written = tuple[Atom, str, str]
+Written = tuple[Atom, Scheme, str]
 COMPRESSED_TENSORS_VERSION = "0.19.0"
-GROUPS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "fp8-block": (
-        "FP8_BLOCK",
-        {"strategy": "block", "block_structure": [128, 128]},
-        {"strategy": "group", "group_size": 128},
-    ),
-    "fp8-channel": ("FP8_DYNAMIC", {"strategy": "channel"}, {"strategy": "token"}),
-}
+GROUP_NAMES = {"fp8-block": "FP8_BLOCK", "fp8-channel": "FP8_DYNAMIC"}
 
 
 def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, Any]:
     """Return the block for what is written: (atom, scheme, stored name of its weight)."""
-    schemes = sorted({scheme for _, scheme, _ in written} - {KEEP})
+    used = {scheme.name: scheme for _, scheme, _ in written if scheme.name != KEEP}
+    schemes = [used[name] for name in sorted(used)]
     kept = unquantised_modules(written, tied=tied)
-    if schemes == ["fp8-block"]:
-        return {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [128, 128],
-            "modules_to_not_convert": kept,
-        }
+    own = schemes[0].config_block(kept) if len(schemes) == 1 else None
+    if own is not None:
+        return own
     return {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
         "quantization_status": "compressed",
         "version": COMPRESSED_TENSORS_VERSION,
-        "config_groups": dict(_group(written, name, alone=len(schemes) == 1) for name in schemes),
+        "config_groups": dict(_group(written, one, alone=len(schemes) == 1) for one in schemes),
         "ignore": kept,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
 
 
-def _group(written: Sequence[Written], scheme: str, *, alone: bool) -> tuple[str, dict[str, Any]]:
-    key, weights, inputs = GROUPS[scheme]
-    targets = [module_of(stored) for _, used, stored in written if used == scheme]
-    common = {"num_bits": 8, "type": "float", "symmetric": True}
-    return key, {
-        "targets": ["Linear"] if alone else list(dict.fromkeys(targets)),
-        "format": "float-quantized",
-        "weights": common | weights | {"dynamic": False},
-        "input_activations": common | inputs | {"dynamic": True},
-        "output_activations": None,
-    }
+def _group(
+    written: Sequence[Written], scheme: Scheme, *, alone: bool
+) -> tuple[str, dict[str, Any] | None]:
+    targets = [module_of(stored) for _, used, stored in written if used.name == scheme.name]
+    entry = scheme.config_entry(["Linear"] if alone else list(dict.fromkeys(targets)))
+    return GROUP_NAMES.get(scheme.name, scheme.name), entry
 
 
 def module_of(stored: str) -> str:
@@ -78,7 +63,7 @@ def unquantised_modules(written: Sequence[Written], *, tied: bool) -> list[str]:
     """
     names = ["lm_head"] if tied else []
     for atom, scheme, stored in written:
-        if scheme != KEEP or len(atom.shape) < 2:
+        if scheme.name != KEEP or len(atom.shape) < 2:
             continue
         if atom.role == "expert":
             names.append(stored[: stored.index(".experts.")] + ".experts")

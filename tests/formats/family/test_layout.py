@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from formats.family.config import read_config
-from formats.family.layout import fused_group, recognise, scale_grids
+from formats.family.layout import fused_group, recognise
+from formats.family.names import TEXT
 from formats.family.ops import apply_all
 from formats.family.rules import Form
-from formats.safetensors.names import TEXT
 from formats.tensor import TensorInfo
+from quant.fp8.scheme import FORMS
+from quant.registry import RECOGNISERS
 from tests.checkpoints import Weights, hub_config, make_weights, split_experts, text_config
 from tests.formats.layouts import (
     Config,
@@ -102,10 +104,17 @@ def another_order(config: Config, weights: Weights) -> tuple[Config, Weights]:
 
 
 LAYOUTS: list[Callable[[Config, Weights], tuple[Config, Weights]]] = [
-    hub_as_it_is, text_only, text_class_with_hub_names, repeated_prefixes,
-    vision_under_language_model, vllm_names, one_tensor_per_expert, only_mtp_per_expert,
-    fp32_holder, another_order,
-]  # fmt: skip
+    hub_as_it_is,
+    text_only,
+    text_class_with_hub_names,
+    repeated_prefixes,
+    vision_under_language_model,
+    vllm_names,
+    one_tensor_per_expert,
+    only_mtp_per_expert,
+    fp32_holder,
+    another_order,
+]
 
 
 @pytest.mark.parametrize("sizes", ["ragged", "blocky"])
@@ -214,7 +223,8 @@ def test_fp8_blocks_find_their_scales(layout, moe):
     assert found.quantized == "fp8-block"
     for atom in found.atoms.values():
         coded = fp8[atom.stored].dtype == torch.float8_e4m3fn
-        assert atom.scale == (atom.stored + "_scale_inv" if coded else None)
+        scales = (atom.stored + "_scale_inv",) if coded else ()
+        assert atom.parts == (atom.stored, *scales)
         assert atom.dtype in ("BF16", "F32")
 
 
@@ -229,19 +239,30 @@ def test_a_scale_is_recognised_by_its_shape(shape, kind, suffix, dtype):
     infos = infos_of(make_weights(config))
     infos[Q] = replace(infos[Q], dtype="F8_E4M3")
     infos[Q + suffix] = TensorInfo(Q + suffix, dtype, shape)
-    found = recognise(infos, read_config(config))
+    found = recognise(infos, read_config(config), RECOGNISERS)
     assert found.problems == []
     assert found.quantized == kind
-    assert found.atoms["layers.3.self_attn.q_proj"].scale == Q + suffix
+    assert found.atoms["layers.3.self_attn.q_proj"].parts == (Q, Q + suffix)
 
 
 def test_stacked_weights_have_stacked_scales():
-    assert scale_grids((4, 300, 130)) == {
+    assert {form.name: form.grid((4, 300, 130)) for form in FORMS} == {
         "fp8-block": (4, 3, 2),
         "fp8-channel": (4, 300, 1),
         "fp8-tensor": (1,),
         "fp8-scalar": (),
     }
+
+
+def test_of_two_scales_of_one_weight_one_is_left_over():
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    infos[Q] = replace(infos[Q], dtype="F8_E4M3")
+    for suffix in ("_scale", "_scale_inv"):
+        infos[Q + suffix] = TensorInfo(Q + suffix, "BF16", (4, 1))
+    found = recognise(infos, read_config(config), RECOGNISERS)
+    assert found.atoms["layers.3.self_attn.q_proj"].parts == (Q, Q + "_scale_inv")
+    assert [problem.tensor for problem in found.problems] == [Q + "_scale"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +289,7 @@ def test_other_float_types_are_kept(dtype):
     config = hub_config()
     infos = infos_of(make_weights(config))
     infos[Q] = replace(infos[Q], dtype=dtype)
-    found = recognise(infos, read_config(config))
+    found = recognise(infos, read_config(config), RECOGNISERS)
     assert found.problems == []
     assert found.atoms["layers.3.self_attn.q_proj"].dtype == dtype
 
@@ -294,6 +315,6 @@ def test_many_experts_with_scales_are_recognised_in_linear_time():
                 name = f"{P}layers.{layer}.mlp.experts.{e}.{part}_proj.weight"
                 infos[name] = TensorInfo(name, "F8_E4M3", weight)
                 infos[name + "_scale_inv"] = TensorInfo(name + "_scale_inv", "BF16", scale)
-    found = recognise(infos, config)
+    found = recognise(infos, config, RECOGNISERS)
     assert found.problems == []
     assert len(found.atoms) > 30_000

@@ -19,8 +19,8 @@ from formats.family.config import (
     Config,
     read_config,
 )
+from formats.family.roles import ROLES
 from formats.family.rules import (
-    FUSED_GROUPS,
     LAYER_PREFIXES,
     RULES,
     Form,
@@ -168,8 +168,8 @@ def test_every_symbol_of_a_shape_is_a_field_of_the_config(rule):
     assert {s for s in symbols if not s.isdigit()} <= known
 
 
-def test_fused_groups_name_roles_of_the_table():
-    assert FUSED_GROUPS.keys() <= {rule.role for rule in RULES.values()}
+def test_every_role_of_the_table_has_a_row_and_every_row_a_tensor():
+    assert ROLES.keys() == {rule.role for rule in RULES.values()}
 
 
 def test_four_norms_are_not_all_the_same():

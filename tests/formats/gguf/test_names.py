@@ -7,10 +7,11 @@ import torch
 
 from formats.family.config import read_config
 from formats.family.layout import recognise
+from formats.family.names import normalise
 from formats.family.ops import NegExp, NegLog, Tile, apply_all, shape_after
-from formats.gguf.names import ALWAYS_F32, gguf_name, hub_name, ops_from_gguf, ops_to_gguf
-from formats.safetensors.names import normalise
-from quant.mix import choose as gguf_mix
+from formats.gguf.dialect import GgufDialect
+from formats.gguf.names import gguf_name, hub_name, ops_from_gguf, ops_to_gguf
+from quant.registry import GGUF_RECOGNISERS
 from tests.checkpoints import make_weights, split_experts, text_config
 from tests.formats.layouts import infos_of, role_of, to_gguf
 
@@ -26,7 +27,7 @@ def model(*, moe):
 def test_every_gguf_tensor_is_recognised_and_comes_back(moe):
     config, weights = model(moe=moe)
     stored = to_gguf(weights, config)
-    layout = recognise(infos_of(stored), read_config(config), gguf=True)
+    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
     assert layout.problems == []
     assert layout.kind == "gguf"
     wanted = {normalise(n).removesuffix(".weight"): v for n, v in split_experts(weights).items()}
@@ -59,7 +60,7 @@ def test_fused_gate_and_up_of_experts_are_read_too():
     for block in range(5):
         pair = [stored.pop(f"blk.{block}.ffn_{half}_exps.weight") for half in ("gate", "up")]
         stored[f"blk.{block}.ffn_gate_up_exps.weight"] = torch.cat(pair, 1)
-    layout = recognise(infos_of(stored), read_config(config), gguf=True)
+    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
     assert layout.problems == []
     atom = layout.atoms["layers.1.mlp.experts.3.up_proj"]
     wanted = split_experts(weights)["model.layers.1.mlp.experts.3.up_proj.weight"]
@@ -70,7 +71,10 @@ def test_a_flat_shared_expert_gate_of_older_files_is_read():
     config, weights = model(moe=True)
     stored = to_gguf(weights, config)
     flat = {n: v[0] if n.endswith("gate_inp_shexp.weight") else v for n, v in stored.items()}
-    assert recognise(infos_of(flat), read_config(config), gguf=True).problems == []
+    assert (
+        recognise(infos_of(flat), read_config(config), GGUF_RECOGNISERS, GgufDialect()).problems
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_a_strange_tensor_is_a_problem(name, said):
     config, weights = model(moe=False)
     stored = to_gguf(weights, config)
     stored[name] = torch.ones(96)
-    layout = recognise(infos_of(stored), read_config(config), gguf=True)
+    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
     assert [p.tensor for p in layout.problems] == [name]
     assert said in str(layout.problems[0])
 
@@ -95,7 +99,7 @@ def test_a_strange_tensor_is_a_problem(name, said):
 def test_a_block_beyond_the_last_is_a_problem():
     config, weights = model(moe=False)
     stored = to_gguf(weights, config) | {"blk.9.attn_norm.weight": torch.ones(96)}
-    layout = recognise(infos_of(stored), read_config(config), gguf=True)
+    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
     assert "mtp.layers.1.self_attn.q_proj.weight" in {p.tensor for p in layout.problems}
 
 
@@ -141,8 +145,3 @@ def test_nothing_is_tiled_where_every_key_head_has_one_value_head():
     sizes = {"NK": 4, "NV": 4, "DK": 8, "DV": 8}
     for role in ("in_proj_qkv", "in_proj_z", "out_proj", "in_proj_a", "dt_bias"):
         assert ops_to_gguf(role, sizes) == ops_from_gguf(role, sizes) == ()
-
-
-def test_both_sides_of_the_house_agree_on_what_stays_f32():
-    """The table of names and the mixes may not import each other."""
-    assert ALWAYS_F32 == gguf_mix.ALWAYS_F32

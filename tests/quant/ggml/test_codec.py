@@ -46,7 +46,7 @@ KINDS = (normal, heavy_tailed, one_outlier, sparse, far_from_zero, uneven_blocks
 def stored(name, w, weights=None):
     """Return what a weight is after it was stored; K-quants by ggml itself."""
     if name not in ggml.K_QUANTS:
-        return ggml.decode(name, ggml.encode(name, w, weights=weights), w.shape[1])
+        return ggml.decode(name, ggml.encode(name, w, importance=weights), w.shape[1])
     qtype = gguf.GGMLQuantizationType[name].value
     table = None if weights is None else weights.numpy()
     blocks = libgguf.quantize_rows(w.float().numpy(), qtype, imatrix=table)
@@ -72,7 +72,7 @@ def test_nothing_that_was_rounded_is_outside(name, kind, n, k, seed, weighted):
     draw = torch.Generator().manual_seed(seed)
     w = kind(n, k, draw)
     weights = importance(k, draw) if weighted else None
-    assert ggml.outside(name, w, stored(name, w, weights), weights=weights) == 0
+    assert ggml.outside(name, w, stored(name, w, weights), importance=weights) == 0
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -84,7 +84,7 @@ def test_rows_or_columns_in_another_order_are_outside(name, weighted):
     decoded = stored(name, w, weights)
     order = torch.randperm(1024, generator=draw)
     for wrong in (decoded.roll(1, 0), decoded.roll(1, 1), decoded[:, order], -decoded):
-        assert ggml.outside(name, w, wrong, weights=weights) > w.numel() / 5
+        assert ggml.outside(name, w, wrong, importance=weights) > w.numel() / 5
 
 
 @pytest.mark.parametrize("name", ggml.WRITABLE)
@@ -164,7 +164,7 @@ def test_a_scale_beyond_float16_is_refused(name):
     with pytest.raises(QuantError, match=rf"largest weight is 3e\+38.*\n.*{name} would store"):
         ggml.encode(name, torch.full((2, 256), 3e38))
     with pytest.raises(QuantError, match=f"{name} would store an infinity"):
-        ggml.encode(name, torch.full((2, 256), 3e9), weights=torch.ones(256))
+        ggml.encode(name, torch.full((2, 256), 3e9), importance=torch.ones(256))
 
 
 def test_values_that_round_to_an_infinity_are_refused():
@@ -209,7 +209,7 @@ def test_rows_of_another_length_are_refused():
 @pytest.mark.parametrize("name", ["IQ4_XS", "Q8_0"])
 def test_importance_that_is_none_is_refused(name, weights, message):
     with pytest.raises(QuantError, match=message):
-        ggml.encode(name, torch.zeros(1, 256), weights=weights)
+        ggml.encode(name, torch.zeros(1, 256), importance=weights)
 
 
 @pytest.mark.parametrize("take", [lambda w: w.T, lambda w: w[3:200:2], lambda w: w[:, 64:128]])
@@ -223,10 +223,10 @@ def test_views_and_every_float_are_taken(take, dtype):
 def test_rows_are_encoded_by_themselves_and_where_they_are_wanted(name):
     w = normal(13, 512, torch.Generator().manual_seed(0))
     weights = torch.linspace(0.1, 1, 512)
-    whole = ggml.encode(name, w, weights=weights)
+    whole = ggml.encode(name, w, importance=weights)
     out = torch.zeros_like(whole)
     for rows in (slice(0, 5), slice(5, 12), slice(12, 13)):
-        ggml.encode(name, w[rows], weights=weights, out=out[rows])
+        ggml.encode(name, w[rows], importance=weights, out=out[rows])
     assert torch.equal(out, whole)
     assert ggml.encode(name, w[:0]).shape == (0, whole.shape[1])
 
@@ -236,7 +236,7 @@ def test_rows_are_encoded_by_themselves_and_where_they_are_wanted(name):
 def test_k_quants_go_to_their_own_loops(name, weighted):
     w = normal(5, 512, torch.Generator().manual_seed(0)).bfloat16()
     weights = torch.linspace(0.1, 1, 512) if weighted else None
-    blocks = ggml.encode(name, w, weights=weights)
+    blocks = ggml.encode(name, w, importance=weights)
     assert torch.equal(ggml.decode(name, blocks, 512), stored(name, w, weights))
 
 

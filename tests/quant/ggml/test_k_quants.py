@@ -69,9 +69,19 @@ def uneven_blocks(n, k, draw):
 
 
 KINDS = (
-    normal, heavy_tailed, one_outlier, zeros, constant, sparse, one_sided, far_from_zero,
-    nearly_constant, integers, tiny, uneven_blocks,
-)  # fmt: skip
+    normal,
+    heavy_tailed,
+    one_outlier,
+    zeros,
+    constant,
+    sparse,
+    one_sided,
+    far_from_zero,
+    nearly_constant,
+    integers,
+    tiny,
+    uneven_blocks,
+)
 
 
 def importance(k, draw):

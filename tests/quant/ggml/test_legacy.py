@@ -48,8 +48,16 @@ def integers(n, k, draw):
 
 
 KINDS = (
-    normal, heavy_tailed, one_outlier, zeros, sparse, positive, tiny, below_powers_of_two, integers,
-)  # fmt: skip
+    normal,
+    heavy_tailed,
+    one_outlier,
+    zeros,
+    sparse,
+    positive,
+    tiny,
+    below_powers_of_two,
+    integers,
+)
 
 
 def importance(k, draw):
@@ -82,7 +90,7 @@ def test_bytes_are_those_of_ggml(name, kind, dtype):
 def test_bytes_are_those_of_ggml_with_an_importance_matrix(name, kind):
     draw = torch.Generator().manual_seed(0)
     w, weights = kind(7, 768, draw), importance(768, draw)
-    ours = ggml.encode(name, w, weights=weights)
+    ours = ggml.encode(name, w, importance=weights)
     assert blocks_that_differ(name, ours.numpy(), by_ggml(name, w, weights)) == 0
 
 
@@ -100,7 +108,7 @@ def test_bytes_are_those_of_ggml_for_every_number_of_rows(name, kind, n, blocks,
     k = blocks * ggml.block(name)[0]
     w = kind(n, k, draw)
     weights = importance(k, draw) if weighted else None
-    ours = ggml.encode(name, w, weights=weights)
+    ours = ggml.encode(name, w, importance=weights)
     expected = by_ggml(name, w, None if name in ggml.UNWEIGHTED else weights)
     assert blocks_that_differ(name, ours.numpy(), expected) == 0
 

@@ -16,11 +16,13 @@ import pytest
 
 from formats.family.config import read_config
 from formats.family.ops import shape_after
+from formats.family.roles import ROLES
 from formats.family.rules import Form, family
 from formats.gguf.names import gguf_name, ops_to_gguf
 from quant.errors import QuantError
 from quant.ggml import codec as ggml
-from quant.mix.choose import ALWAYS_F32, FILE_TYPES, Choice, Facts, MixTensor, choose
+from quant.mix.choose import FILE_TYPES, Choice, choose
+from quant.mix.tensors import Facts, MixTensor
 from quant.policy import PolicyRule
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "llama_quantize.json").read_text())
@@ -148,7 +150,7 @@ def test_plain_mixes_are_the_same_in_both(mix):
     tensors, facts = case("moe16")
     ours = types(choose(mix, tensors, facts))
     assert ours == types(choose(mix, tensors, facts, like_llama_cpp=True))
-    free = {t.name for t in tensors if t.role not in ALWAYS_F32}
+    free = {t.name for t in tensors if not ROLES[t.role].gguf_f32}
     assert {ours[name] for name in free} == {mix.upper()}
 
 
@@ -160,7 +162,7 @@ def test_ours_keeps_what_the_delta_rule_compounds_and_gives_nothing_less_than_th
     size = {t: ggml.row_bytes(t, 5120 * 8) for t in (*ggml.LOOPS, *ggml.K_QUANTS, "F32", "F16")}
     base = {"mxfp4_moe": "MXFP4"}.get(mix, "_".join(mix.split("_")[:2]).upper())
     for tensor in tensors:
-        if tensor.role in ALWAYS_F32 or tensor.kind in {"ssm_alpha", "ssm_beta"}:
+        if ROLES[tensor.role].gguf_f32 or tensor.kind in {"ssm_alpha", "ssm_beta"}:
             assert chosen[tensor.name] == "F32", tensor.name
         assert size[chosen[tensor.name]] >= size[base], tensor.name
     assert chosen[f"blk.{facts.num_layers}.nextn.eh_proj.weight"] == "Q8_0"
@@ -172,7 +174,7 @@ def test_beside_experts_everything_in_a_large_q4_k_m_is_q8_0_or_nearly():
     least = {
         chosen[t.name].type
         for t in tensors
-        if t.block >= 0 and t.role not in {"expert", *ALWAYS_F32}
+        if t.block >= 0 and t.role != "expert" and not ROLES[t.role].gguf_f32
     }
     assert least <= {"Q8_0", "Q6_K", "F32"}
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from formats.checkpoint import open_checkpoint
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Bench, Point
+from qwen35_convert.benchmarking.bench import Bench
 from qwen35_convert.benchmarking.peers import run_fla, run_vllm
+from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.roofline import draw_roofline
 from qwen35_convert.benchmarking.work import count_work
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, RecipeError
 from runtime.floors import Card, mixing_flops, sequence_bytes
 from tests.checkpoints import dense, moe
@@ -62,7 +63,7 @@ def test_of_experts_a_token_reads_those_it_chooses_and_many_tokens_read_all(tmp_
 
 def test_an_fp8_artifact_moves_half_and_computes_at_fp8_s_rate(tmp_path):
     source = dense(tmp_path / "in")
-    api.convert(source, tmp_path / "out", verify=False)
+    api.convert(source, tmp_path / "out", options=api.RunOptions(verify=False))
     plain = count_work(open_checkpoint(source))
     fp8 = count_work(open_checkpoint(tmp_path / "out"))
     assert 0.4 < fp8.bytes / plain.bytes < 0.9
@@ -148,7 +149,7 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
 
 def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
     for run in (run_vllm, run_fla):
-        with pytest.raises(RecipeError, match="runs on cuda only"):
+        with pytest.raises(RecipeError, match="cannot run on cpu, expected cuda"):
             list(run(open_checkpoint(nano), [], "cpu"))
 
 

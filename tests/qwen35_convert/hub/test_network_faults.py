@@ -194,7 +194,7 @@ def expected(hub: Hub, files: dict[str, bytes], tmp_path_factory) -> dict[str, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(home / "hf"))
         patch.setenv("HF_ENDPOINT", hub.url)
-        api.convert(REPO, home / "out", workers=1)
+        api.convert(REPO, home / "out", options=api.RunOptions(workers=1))
     converted = content(home / "out")
     return {"download": files, "convert": converted, "stream": converted}
 
@@ -311,7 +311,7 @@ def test_a_file_of_another_commit_is_refused(
     hub.fail("HEAD", SHARDS[1], Fault(headers=(("X-Repo-Commit", "0" * 40),)))
     code, error = run(command, tmp_path / "out")
     assert code == REFUSED, error
-    assert "another revision" in error or "not the file of the listing" in error
+    assert "another revision" in error or "not the listed file" in error
     assert_refused(tmp_path / "out", error, expected[command], command)
     assert run(command, tmp_path / "out")[0] == DONE
     assert content(tmp_path / "out") == expected[command]

@@ -13,11 +13,12 @@ import pytest
 from huggingface_hub import constants
 
 from qwen35_convert import api, source
+from qwen35_convert import options as run_options
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub import stream
 from qwen35_convert.hub.fetch import fetch
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run import executor as engine
+from qwen35_convert.run import executor
 from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Fault, Hub
@@ -77,7 +78,9 @@ def asked(hub: Hub) -> int:
 )
 def test_a_stream_gives_what_a_copy_gives_receipt_included(publish, tmp_path, recipe, options):
     publish(**options)
-    api.convert(REPO, tmp_path / "streamed", read_recipe(recipe), stream=True)
+    api.convert(
+        REPO, tmp_path / "streamed", read_recipe(recipe), options=api.RunOptions(stream=True)
+    )
     api.convert(REPO, tmp_path / "copied", read_recipe(recipe))
     assert content(tmp_path / "streamed") == content(tmp_path / "copied")
 
@@ -87,7 +90,12 @@ def test_an_fp8_source_is_decoded_from_a_stream(publish, hub, tmp_path):
     api.convert(REPO, tmp_path / "fp8", read_recipe("fp8-block-hub"))
     hub.repo("maker/fp8").commit(content(tmp_path / "fp8"))
     for name, by_ranges in (("streamed", True), ("copied", False)):
-        api.convert("maker/fp8", tmp_path / name, read_recipe("bf16-split"), stream=by_ranges)
+        api.convert(
+            "maker/fp8",
+            tmp_path / name,
+            read_recipe("bf16-split"),
+            options=api.RunOptions(stream=by_ranges),
+        )
     assert content(tmp_path / "streamed") == content(tmp_path / "copied")
 
 
@@ -96,7 +104,12 @@ def test_a_gguf_is_written_from_a_stream(hub, nano, tmp_path):
     for name, by_ranges in (("streamed", True), ("copied", False)):
         (tmp_path / name).mkdir()
         recipe = read_recipe("gguf-q8_0")
-        api.convert("maker/nano", tmp_path / name / "nano.gguf", recipe, stream=by_ranges)
+        api.convert(
+            "maker/nano",
+            tmp_path / name / "nano.gguf",
+            recipe,
+            options=api.RunOptions(stream=by_ranges),
+        )
     assert content(tmp_path / "streamed") == content(tmp_path / "copied")
 
 
@@ -105,7 +118,7 @@ def test_predictions_are_compared_with_a_stream_s(hub, nano, tmp_path):
     (tmp_path / "text").write_text("In the beginning was the Word.")
     asked = ("verify.level=logits", f"verify.text={tmp_path / 'text'}")
     recipe = read_recipe("fp8-block", asked)
-    done = api.convert("maker/nano", tmp_path / "out", recipe, stream=True)
+    done = api.convert("maker/nano", tmp_path / "out", recipe, options=api.RunOptions(stream=True))
     assert done.report.passed
     assert done.report.logits["kl_mean"] > 0
 
@@ -113,28 +126,34 @@ def test_predictions_are_compared_with_a_stream_s(hub, nano, tmp_path):
 def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub, tmp_path):
     files = publish()
     size = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))
-    api.convert(REPO, tmp_path / "once", stream=True, verify=False, workers=2)
+    api.convert(
+        REPO, tmp_path / "once", options=api.RunOptions(stream=True, verify=False, workers=2)
+    )
     once, few = asked(hub), 3 * stream.FIRST_BYTES  # headers, and the norms that planning looks at
     assert size <= once <= size + few
     hub.seen.clear()
-    api.convert(REPO, tmp_path / "twice", stream=True, workers=2)
+    api.convert(REPO, tmp_path / "twice", options=api.RunOptions(stream=True, workers=2))
     assert asked(hub) <= 2 * size + few
 
 
 def test_one_thread_reads_a_stream_unless_more_are_asked_for(publish, tmp_path, monkeypatch):
     """Several stand at places further apart than the memory reaches, and read blocks twice."""
     publish()
-    run, workers = engine.run, []
+    run, workers = executor.run, []
 
     def noted(*arguments):
         workers.append(arguments[-1].workers)
         run(*arguments)
 
-    monkeypatch.setattr(engine, "run", noted)
-    monkeypatch.setattr(api, "default_workers", lambda: 8)
+    monkeypatch.setattr(executor, "run", noted)
+    monkeypatch.setattr(run_options, "default_workers", lambda: 8)
     for name, asked_for in (("one", None), ("two", 2)):
-        api.convert(REPO, tmp_path / name, stream=True, verify=False, workers=asked_for)
-    api.convert(REPO, tmp_path / "copied", verify=False)
+        api.convert(
+            REPO,
+            tmp_path / name,
+            options=api.RunOptions(stream=True, verify=False, workers=asked_for),
+        )
+    api.convert(REPO, tmp_path / "copied", options=api.RunOptions(verify=False))
     assert workers == [1, 2, 8]
 
 
@@ -144,11 +163,11 @@ def test_a_run_goes_on_after_the_files_that_were_proven(publish, hub, tmp_path, 
     hub.fail("GET", last, *[Fault(503, at=len(files[last]) - 1)] * 40)
     out = tmp_path / "out"
     with pytest.raises(FetchError, match=last) as caught:
-        api.convert(REPO, out, stream=True, workers=1, verify=False)
+        api.convert(REPO, out, options=api.RunOptions(stream=True, workers=1, verify=False))
     assert str(partial_of(out)) in caught.value.left
     hub.heal()
     hub.seen.clear()
-    api.convert(REPO, out, stream=True, workers=1, verify=False)
+    api.convert(REPO, out, options=api.RunOptions(stream=True, workers=1, verify=False))
     whole = {name for name in files if count_blocks(hub, name) > 1}
     assert whole == {last}, "of the others, nothing but headers and norms"
 
@@ -167,7 +186,7 @@ def test_a_wrong_byte_leaves_no_row_of_its_file_in_the_journal(publish, hub, tmp
     middle = len(files["model.safetensors"]) // 2
     hub.fail("GET", "model.safetensors", Fault(flip=7, at=middle))
     with pytest.raises(FetchError, match="not what the hub lists"):
-        api.convert(REPO, tmp_path / "out", stream=True, workers=2)
+        api.convert(REPO, tmp_path / "out", options=api.RunOptions(stream=True, workers=2))
     journal = (partial_of(tmp_path / "out") / "journal").read_text().splitlines()
     assert len(journal) == 1, "nothing but the plan's digest"
 
@@ -177,7 +196,7 @@ def test_a_token_never_reaches_the_cdn(publish, hub, tmp_path, monkeypatch):
     hub.repos[REPO].gated = True
     hub.tokens.add(TOKEN)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    api.convert(REPO, tmp_path / "out", stream=True, verify=False)
+    api.convert(REPO, tmp_path / "out", options=api.RunOptions(stream=True, verify=False))
     assert {s.authorization for s in hub.seen if s.server == "hub"} == {f"Bearer {TOKEN}"}
     assert {s.authorization for s in hub.seen if s.server == "cdn"} == {""}
 
@@ -225,7 +244,7 @@ def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publ
         blob.write_bytes(files[name])
     hub.repo(REPO).commit(files | {"README.md": b"another commit"})
     hub.seen.clear()
-    assert api.plan(REPO).rows
+    assert api.plan(REPO).items
     assert hub.got() != []
 
 
@@ -271,13 +290,18 @@ def test_whoever_waits_for_a_busy_server_is_woken_when_work_is_abandoned():
 def test_a_shard_without_a_hash_can_be_looked_at_but_not_streamed(publish, tmp_path, monkeypatch):
     publish()
     monkeypatch.setattr("tests.qwen35_convert.hub.hub_server.LFS", ())
-    assert api.plan(REPO, stream=True).rows
+    assert api.plan(REPO, stream=True).items
     with pytest.raises(FetchError, match="no SHA-256"):
-        api.convert(REPO, tmp_path / "out", stream=True)
+        api.convert(REPO, tmp_path / "out", options=api.RunOptions(stream=True))
 
 
 def test_the_receipt_of_a_slice_says_that_its_files_are_not_proven(publish, tmp_path):
     publish()
-    api.convert(REPO, tmp_path / "out", stream=True, overrides=('only="layers.0.*"',))
+    api.convert(
+        REPO,
+        tmp_path / "out",
+        overrides=('only="layers.0.*"',),
+        options=api.RunOptions(stream=True),
+    )
     source = json.loads((tmp_path / "out/qwen35-receipt.json").read_text())["source"]["files"]
     assert {said["sha256"] for said in source.values()} == {None}

@@ -42,9 +42,15 @@ BLOCKS = {
     "397B": (2096, 2112, 4176, 1072, 2128, 2096, 1056, 528),
 }
 CONDITIONS = (
-    {}, {"kernel_block": 64}, {"kv_bytes": 1}, {"ssm_bytes": 2}, {"num_drafts": 3},
-    {"tp": 2}, {"tp": 4}, {"tp": 8},
-)  # fmt: skip
+    {},
+    {"kernel_block": 64},
+    {"kv_bytes": 1},
+    {"ssm_bytes": 2},
+    {"num_drafts": 3},
+    {"tp": 2},
+    {"tp": 4},
+    {"tp": 8},
+)
 
 
 def figures(size: str, **more):
@@ -155,7 +161,7 @@ def test_what_inspect_prints_is_json_with_the_promised_keys():
     assert found["attention_block_size_flashinfer_gdn"] == {"bf16": 1088, "fp8": 2112}
     assert found["max_tensor_parallel"] == found["max_tensor_parallel_fp8_block"] == 4
     assert {"kv_bytes_per_token", "state_bytes_per_sequence", "vllm", "lmcache"} <= set(found)
-    assert "check vLLM's log" in found["note"]
+    assert "compare with vLLM's log" in found["note"]
 
 
 @pytest.mark.parametrize("tp", [0, -1, 3, 16])

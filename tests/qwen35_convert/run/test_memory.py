@@ -14,9 +14,10 @@ import pytest
 from benchmarks.sparse import A3B, Shape, write_sparse
 from qwen35_convert import api
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import memory
-from qwen35_convert.run.memory import Limit, Need, group_limits
+from qwen35_convert.run.memory import Need, group_limits
 from tests.checkpoints import moe
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +33,7 @@ ONE_LAYER = Shape(
 FORK = """
 import json, os, sys
 from quant.ggml.scheme import Ggml
-from quant.scheme import get_scheme
+from quant.registry import get_scheme
 from qwen35_convert import api, cli
 from qwen35_convert.run.memory import warm
 for scheme in (get_scheme("fp8-block"), *map(Ggml, ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32"))):
@@ -132,23 +133,29 @@ def test_what_is_left_is_parted_among_workers_chunks_first():
     for limit in range(need.floor, need.floor + 500 * MB, 7 * MB):
         share = need.part(limit, 8)
         fixed = need.base + memory.MARGIN + memory.MAX_MAPPED
-        assert fixed + share.workers * (share.room + memory.OVERHEAD) <= limit
-        assert need.least <= share.room <= memory.ROOM
+        assert fixed + share.workers * (share.chunk_bytes + memory.OVERHEAD) <= limit
+        assert need.least <= share.chunk_bytes <= memory.CHUNK_BYTES
 
 
 def test_a_limit_that_is_not_firm_gives_way(tmp_path):
-    done = api.convert(moe(tmp_path / "in"), tmp_path / "out", memory_limit=Limit(1, firm=False))
+    done = api.convert(
+        moe(tmp_path / "in"),
+        tmp_path / "out",
+        options=api.RunOptions(memory_limit=Limit(1, firm=False)),
+    )
     assert done.report is not None
     assert done.report.passed
     with pytest.raises(RecipeError, match=r"--memory-limit is 1 MB, expected \d+ MB or more"):
-        api.convert(tmp_path / "in", tmp_path / "more", memory_limit=Limit(1))
+        api.convert(
+            tmp_path / "in", tmp_path / "more", options=api.RunOptions(memory_limit=Limit(1))
+        )
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
 @pytest.mark.parametrize(
     ("out", "recipe"), [("m", "fp8-block"), ("m", "bf16-split"), ("m", "fp8-channel")]
 )
-def test_the_bytes_do_not_depend_on_the_room(tmp_path, monkeypatch, out, recipe):
+def test_the_bytes_do_not_depend_on_the_chunks(tmp_path, monkeypatch, out, recipe):
     source = moe(tmp_path / "in")
     (tmp_path / "large").mkdir()
     (tmp_path / "small").mkdir()
@@ -194,5 +201,5 @@ def test_a_slice_of_a_gguf_file_is_written_without_verification_only(tmp_path, n
     recipe = read_recipe("gguf-q8_0", ["only='layers.0.*'"])
     with pytest.raises(RecipeError, match="add --no-verify"):
         api.convert(nano, tmp_path / "m.gguf", recipe)
-    api.convert(nano, tmp_path / "m.gguf", recipe, verify=False)
+    api.convert(nano, tmp_path / "m.gguf", recipe, options=api.RunOptions(verify=False))
     assert (tmp_path / "m.gguf").is_file()

@@ -1,4 +1,4 @@
-"""`convert --engine ray` on a real cluster of four nodes, one of which is killed midway.
+"""`convert --executor ray` on a real cluster of four nodes, one of which is killed midway.
 
 The cluster is ray's own for tests: a head without cores and four nodes of one core, each with its
 own processes, on this machine. Its file system is shared; where it must not be, the token that
@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from formats.checkpoint import open_checkpoint
 from quant.errors import QuantError
-from qwen35_convert import api
+from qwen35_convert import api, artifact
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
+from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import ray_cluster
 from qwen35_convert.run.items import Effort
-from qwen35_convert.run.memory import Limit
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, partial_of
@@ -95,15 +95,15 @@ def one_node(nodes, monkeypatch):
     return nodes
 
 
-def test_a_killed_nodes_rows_are_done_by_others(tmp_path, nano, nodes, monkeypatch):
+def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, nodes, monkeypatch):
     """One of four is killed midway; the output is that of one machine, receipt included."""
     api.convert(nano, tmp_path / "one", read_recipe("fp8-block"))
     killed, said, journalled = [], [], []
     append, hand_out = ray_cluster.Journal.append, ray_cluster.Crew.hand_out
 
-    def count(journal, rows) -> None:
-        append(journal, rows)
-        journalled.append(len(rows))
+    def count(journal, items) -> None:
+        append(journal, items)
+        journalled.append(len(items))
 
     def kill_midway(crew, batches) -> None:
         if batches and crew.idle and len(journalled) >= 3 and not killed:
@@ -113,37 +113,42 @@ def test_a_killed_nodes_rows_are_done_by_others(tmp_path, nano, nodes, monkeypat
 
     monkeypatch.setattr(ray_cluster.Journal, "append", count)
     monkeypatch.setattr(ray_cluster.Crew, "hand_out", kill_midway)
-    monkeypatch.setattr(api, "say", said.append)
+    monkeypatch.setattr(artifact, "notice", said.append)
     done = api.convert(
-        nano, tmp_path / "four", read_recipe("fp8-block"), engine="ray", progress=True
+        nano,
+        tmp_path / "four",
+        read_recipe("fp8-block"),
+        options=api.RunOptions(executor="ray", progress=True),
     )
-    assert sum(journalled) == len(done.plan.rows)
+    assert sum(journalled) == len(done.plan.items)
     assert len(killed) == 1
-    assert any(killed[0][:8] in line and "rows are done again" in line for line in said)
+    assert any(killed[0][:8] in line and "items are converted again" in line for line in said)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "four")
 
 
 def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
-    for folder, engine in (("one", "threads"), ("cluster", "ray")):
+    for folder, executor in (("one", "threads"), ("cluster", "ray")):
         (tmp_path / folder).mkdir()
-        done = api.convert(nano, tmp_path / folder / "m.gguf", engine=engine)
+        done = api.convert(
+            nano, tmp_path / folder / "m.gguf", options=api.RunOptions(executor=executor)
+        )
         assert done.report is not None
         assert done.report.passed
     assert files_of(tmp_path / "one" / "m.gguf") == files_of(tmp_path / "cluster" / "m.gguf")
 
 
-def test_an_error_in_a_row_comes_back_as_what_it_is(tmp_path, one_node):
+def test_an_error_in_an_item_comes_back_as_what_it_is(tmp_path, one_node):
     config = hub_config()
     weights = make_weights(config)
     weights["model.language_model.layers.2.mlp.up_proj.weight"][3, 5] = torch.nan
     source = write_checkpoint(tmp_path / "in", config, weights)
     with pytest.raises(QuantError, match=r"layers\.2\.mlp\.up_proj.*1 of 49152 weights are NaN"):
-        api.convert(source, tmp_path / "out", engine="ray")
+        api.convert(source, tmp_path / "out", options=api.RunOptions(executor="ray"))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def node_of(out: Path, source: Path, changes: dict) -> Node:
-    """Return what a node is before its first row; OUT is reserved and marked."""
+    """Return what a node is before its first item; OUT is reserved and marked."""
     opened = open_checkpoint(source)
     plan = api.plan(source, out=out)
     sink = FolderSink(out, plan.shards)
@@ -173,7 +178,7 @@ def test_a_node_opens_what_it_is_told_of(tmp_path):
     ("changes", "kind", "said"),
     [
         ({"token": "another"}, OutputError, "node far does not see what this machine writes"),
-        ({"out": Path("nowhere/out")}, OutputError, "expected  a file system that all nodes share"),
+        ({"out": Path("nowhere/out")}, OutputError, "expected a file system that all nodes share"),
         ({"digest": "another"}, OutputError, "node far sees another source"),
         ({"source": Path("nowhere")}, OutputError, "node far: nowhere does not exist"),
         ({"version": "0.0.0"}, MissingError, "expected 0.0.0"),
@@ -191,8 +196,8 @@ def test_what_a_node_refuses_leaves_the_work_that_is_done(tmp_path, one_node, mo
     mark = FolderSink.mark
     monkeypatch.setattr(FolderSink, "mark", lambda self, _: mark(self, "another"))
     with pytest.raises(OutputError, match="does not see what this machine writes") as refused:
-        api.convert(moe(tmp_path / "in"), tmp_path / "out", engine="ray")
-    assert "the same command goes on" in refused.value.left
+        api.convert(moe(tmp_path / "in"), tmp_path / "out", options=api.RunOptions(executor="ray"))
+    assert "run the same command again" in refused.value.left
 
 
 def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
@@ -201,7 +206,17 @@ def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
         "import ray\nfrom qwen35_convert import cli\nfrom qwen35_convert.run import ray_cluster\n"
         f"ray.nodes = lambda: {ray.nodes()}\nray_cluster.BATCH_BYTES = 1\ncli.main()"
     )
-    command = [sys.executable, "-c", code, "convert", str(nano), "-o", str(out), "--engine", "ray"]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "convert",
+        str(nano),
+        "-o",
+        str(out),
+        "--executor",
+        "ray",
+    ]
     environment = os.environ | {"RAY_ADDRESS": one_node.cluster.address, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         command,
@@ -223,7 +238,7 @@ def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
     assert said.count("qwen35: interrupted") == 1
     assert "Traceback" not in said
     assert not out.exists()
-    done = api.convert(nano, out)  # by whatever engine
+    done = api.convert(nano, out)  # by whatever executor
     api.convert(nano, tmp_path / "one")
     assert done.report is not None
     assert files_of(out) == files_of(tmp_path / "one")
@@ -247,7 +262,7 @@ class Answers:
 
 def crew_of(error: Exception) -> ray_cluster.Crew:
     effort = Effort(1, "cpu", lambda: None)
-    crew = ray_cluster.Crew(Answers(error), None, None, effort, "what is done stays")
+    crew = ray_cluster.Crew(Answers(error), None, None, effort, "finished work is kept")
     crew.calls["call"] = ray_cluster.Member("id", "far", "actor", ray_cluster.Batch([1, 2]))
     return crew
 
@@ -260,20 +275,22 @@ def crew_of(error: Exception) -> ray_cluster.Crew:
         ray.exceptions.RayError(),
     ],
 )
-def test_a_node_lost_in_whatever_way_gives_its_rows_back(error):
+def test_a_node_lost_in_whatever_way_gives_its_items_back(error):
     crew, batches = crew_of(error), deque()
     assert list(crew.collect(batches)) == []
-    assert [batch.rows for batch in batches] == [[1, 2]]
+    assert [batch.items for batch in batches] == [[1, 2]]
     assert crew.ray.killed == ["actor"]
     assert not crew.busy()
 
 
-def test_rows_that_take_three_nodes_with_them_are_given_up():
+def test_items_that_take_three_nodes_with_them_are_given_up():
     crew = crew_of(ray.exceptions.ActorDiedError())
     crew.calls["call"].batch.losses = ray_cluster.MAX_LOSSES - 1
-    with pytest.raises(OutputError, match="3 nodes were lost over the same rows") as given_up:
+    with pytest.raises(
+        OutputError, match="3 nodes were lost while converting the same items"
+    ) as given_up:
         list(crew.collect(deque()))
-    assert given_up.value.left == "what is done stays"
+    assert given_up.value.left == "finished work is kept"
 
 
 def test_without_any_node_it_ends(monkeypatch):
@@ -285,24 +302,24 @@ def test_without_any_node_it_ends(monkeypatch):
         crew.enlist()
 
 
-def test_without_ray_the_engine_says_what_to_install(tmp_path, nano, monkeypatch):
+def test_without_ray_the_executor_says_what_to_install(tmp_path, nano, monkeypatch):
     monkeypatch.setattr(ray_cluster, "find_spec", lambda _: None)
     with pytest.raises(MissingError, match=r"not installed, expected the extra \[ray\]"):
-        api.convert(nano, tmp_path / "out", engine="ray")
+        api.convert(nano, tmp_path / "out", options=api.RunOptions(executor="ray"))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RecipeError, match="expected threads or ray"):
-        api.convert(nano, tmp_path / "out", engine="spark")
+        api.convert(nano, tmp_path / "out", options=api.RunOptions(executor="spark"))
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path, nano, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(MissingError, match=r"no cluster answers at 127\.0\.0\.1:1"):
-        api.convert(nano, tmp_path / "out", engine="ray")
+        api.convert(nano, tmp_path / "out", options=api.RunOptions(executor="ray"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ray_is_imported_by_its_engine_only():
+def test_ray_is_imported_by_its_executor_only():
     modules = "qwen35_convert.run.executor, qwen35_convert.cli"
     code = f"import sys, {modules}\nassert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

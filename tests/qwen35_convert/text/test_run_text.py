@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
@@ -50,7 +51,7 @@ def test_a_seed_repeats_and_another_seed_differs(nano):
 
 @pytest.mark.parametrize("recipe", ["fp8-block", "fp8-channel", "fp8-block-hub", "bf16-split"])
 def test_every_artifact_generates(tmp_path, nano, recipe):
-    api.convert(nano, tmp_path / "out", read_recipe(recipe), verify=False)
+    api.convert(nano, tmp_path / "out", read_recipe(recipe), options=api.RunOptions(verify=False))
     text = text_of(tmp_path / "out")
     assert len(text) > 20
     if recipe == "bf16-split":
@@ -118,7 +119,12 @@ def test_a_dtype_that_is_none_is_refused(nano):
 
 
 def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
-    api.convert(nano, tmp_path / "out", read_recipe("bf16-split", ["mtp=drop"]), verify=False)
+    api.convert(
+        nano,
+        tmp_path / "out",
+        read_recipe("bf16-split", ["mtp=drop"]),
+        options=api.RunOptions(verify=False),
+    )
     command = [
         sys.executable,
         "-m",
@@ -134,3 +140,20 @@ def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
     assert "MTP" in done.stderr
     assert done.stdout == ""
     assert json.loads((tmp_path / "out" / "config.json").read_text())["mtp_num_hidden_layers"] == 0
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_an_artifact_that_computes_nan_ends_with_an_error(tmp_path, nano, speculate):
+    out = tmp_path / "out"
+    api.convert(nano, out, "bf16-split", api.RunOptions(verify=False))
+    weights = load_file(out / "model.safetensors")
+    weights["model.layers.1.input_layernorm.weight"][5] = torch.nan
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    command = [sys.executable, "-m", "qwen35_convert.cli", "run", str(out), "--prompt", PROMPT]
+    command += ["--speculate"] if speculate else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("qwen35: the logits of generated token 1 are NaN or infinite\n")
+    assert "qwen35 verify" in done.stderr
+    assert done.stdout == ""
+    assert any("layers.1.input_layernorm" in f.tensor for f in api.verify(out).failures)

@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from formats.checkpoint import open_checkpoint
+from formats.errors import FormatError
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
+from qwen35_convert.verification.limits import LOOSEST
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
+from qwen35_convert.write.receipt import dump_json
 from tests.checkpoints import Weights, hub_config, make_weights, write_checkpoint
 
 TEXT = DEFAULT_TEXT.read_text()[:3000]
@@ -78,7 +81,8 @@ def test_thresholds_that_are_not_met_fail_and_say_by_how_much(tmp_path, nano, te
     report = verify(nano, tmp_path / "out", text, max_kl=1e-6, min_top1=1.0)
     problems = [f.problem for f in report.failures if f.tensor == "logits"]
     assert any("mean KL is" in p and "expected at most 1e-06" in p for p in problems)
-    assert any("top-1 agreement is" in p for p in problems)
+    assert any("top-1 agreement is" in p and "expected at least 1.0" in p for p in problems)
+    assert all("(stated)" in p for p in problems if "mean KL" in p)
 
 
 def test_a_recipe_can_ask_for_thresholds(tmp_path, nano, text):
@@ -86,7 +90,96 @@ def test_a_recipe_can_ask_for_thresholds(tmp_path, nano, text):
     done = api.convert(nano, tmp_path / "out", read_recipe("fp8-block", ask))
     assert done.report is not None
     assert not done.report.passed
-    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert done.failed
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.failed" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "keys"),
+    [({"max_kl": 1e-9}, "--max-kl is"), ({"max_kl": 1.0, "min_top1": 1.0}, "--max-kl and --min")],
+)
+def test_a_stated_threshold_is_measured_at_every_level(tmp_path, nano, text, thresholds, keys):
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    for level in ("structure", "tensors"):
+        check = LogitsCheck(text, **thresholds)
+        report = api.verify(tmp_path / "out", nano, level=level, logits=check)
+        assert not report.passed
+        assert {failure.tensor for failure in report.failures} == {"logits"}
+        assert report.level == "logits"
+        assert report.raised is not None
+        assert report.raised.startswith(f"raised from {level}: {keys}")
+
+
+def test_a_model_of_zeros_fails_the_default_limit(tmp_path, nano, text):
+    def empty(weights):
+        for name, weight in weights.items():
+            if "norm" not in name:
+                weights[name] = torch.zeros_like(weight)
+
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    good = verify(nano, tmp_path / "out", text)
+    assert good.failures == []
+    assert good.logits is not None
+    assert good.logits["limits"] == {
+        "max_kl": 0.044,
+        "min_top1": None,
+        "why": "default for fp8-block",
+    }
+    damage(tmp_path / "out", empty)
+    report = verify(nano, tmp_path / "out", text)
+    assert report.logits is not None
+    assert report.logits["kl_mean"] > 3 > LOOSEST, "also under the loosest limit"
+    (problem,) = [f.problem for f in report.failures if f.tensor == "logits"]
+    assert "expected at most 0.044 (default for fp8-block)" in problem
+
+
+def test_nan_meets_no_threshold_and_its_layer_is_named(tmp_path, nano, text):
+    def spoil(weights):
+        weights["model.layers.2.post_attention_layernorm.weight"][3] = torch.nan
+
+    api.convert(nano, tmp_path / "out", read_recipe("fp8-block"))
+    damage(tmp_path / "out", spoil)
+    report = verify(nano, tmp_path / "out", text, max_kl=1e9, min_top1=0.0001)
+    problems = {f.problem for f in report.failures if f.tensor == "logits"}
+    where = "; the error is not finite from layer 2 (linear_attention)"
+    assert problems == {
+        f"mean KL is nan, expected at most 1e+09 (stated){where}",
+        f"top-1 agreement is 0.0000, expected at least 0.0001{where}",
+    }
+    assert any("post_attention_layernorm" in f.tensor for f in report.failures)
+    written = json.loads(dump_json(report.as_dict()), parse_constant=pytest.fail)
+    assert written["logits"]["kl_mean"] is None
+
+
+def test_nan_on_both_sides_agrees_with_nothing(tmp_path, nano, text):
+    def spoil(weights):
+        weights["model.norm.weight"][3] = torch.nan
+
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", spoil)
+    source = tmp_path / "out"
+    report = verify(source, source, text)
+    assert report.logits is not None
+    assert report.logits["top1"] == 0
+    assert any("mean KL is nan" in f.problem for f in report.failures)
+
+
+def test_logits_that_cannot_be_measured_are_a_failure(tmp_path, nano, text):
+    api.convert(nano, tmp_path / "out", read_recipe("bf16-split"))
+    damage(tmp_path / "out", lambda weights: weights.pop("model.norm.weight"))
+    (tmp_path / "out" / "model.safetensors.index.json").unlink(missing_ok=True)
+    report = verify(nano, tmp_path / "out", text)
+    assert ("logits", "were not measured: the artifact has problems") in {
+        (f.tensor, f.problem) for f in report.failures
+    }
+
+
+def test_a_slice_cannot_be_gated_by_logits(tmp_path, nano):
+    settings = ["only='layers.0.*'", "verify.max_kl=0.1"]
+    with pytest.raises(RecipeError, match=r"raised from tensors: verify\.max_kl is stated"):
+        api.convert(nano, tmp_path / "out", "fp8-block", overrides=settings)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shifted_norm_is_placed_in_its_layer(tmp_path, nano, text):
@@ -130,9 +223,42 @@ def test_a_swapped_expert_is_placed_in_its_layer(tmp_path, nano, text):
     assert entry_of_error(report) == 3
 
 
-def test_logits_need_a_source(tmp_path, nano):
+def test_logits_need_a_source(nano):
     with pytest.raises(RecipeError, match="--against"):
         api.verify(nano, level="logits")
+    with pytest.raises(RecipeError, match=r"--min-top1 is stated.*--against"):
+        api.verify("nowhere", logits=LogitsCheck(min_top1=0.5))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "says"),
+    [
+        ({"max_kl": float("nan")}, "--max-kl is nan"),
+        ({"max_kl": float("inf")}, "--max-kl is inf"),
+        ({"max_kl": -0.1}, "--max-kl is -0.1"),
+        ({"min_top1": float("nan")}, "--min-top1 is nan"),
+        ({"min_top1": -0.5}, "--min-top1 is -0.5"),
+        ({"min_top1": 97}, "--min-top1 is 97, expected a share, 0 to 1"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_refused(thresholds, says):
+    with pytest.raises(RecipeError, match=says):
+        LogitsCheck(**thresholds)
+
+
+def test_verify_reads_the_text_before_any_work(tmp_path, nano, monkeypatch):
+    monkeypatch.setattr(api, "verify_shown", None)
+    with pytest.raises(RecipeError, match="cannot be read"):
+        verify(nano, nano, str(tmp_path / "missing"))
+
+
+def test_a_tokenizer_beyond_the_vocabulary_is_refused_while_planning(tmp_path, nano):
+    config = hub_config(vocab_size=256)
+    source = write_checkpoint(tmp_path / "in", config, make_weights(config))
+    shutil.copy(nano / "tokenizer.json", source)
+    with pytest.raises(FormatError, match="but the vocabulary has 256"):
+        api.convert(source, tmp_path / "out", "fp8-block", overrides=["verify.level=logits"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_level_is_refused(nano):

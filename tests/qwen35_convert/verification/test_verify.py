@@ -20,7 +20,9 @@ def converted(tmp_path) -> tuple[Path, Path]:
     """A square-MLP model and its FP8 artifact, to be damaged."""
     config = hub_config(intermediate_size=128)
     source = write_checkpoint(tmp_path / "in", config, make_weights(config))
-    api.convert(source, tmp_path / "out", read_recipe("fp8-block"), verify=False)
+    api.convert(
+        source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(verify=False)
+    )
     return source, tmp_path / "out"
 
 
@@ -172,7 +174,9 @@ def test_a_nan_code_is_named_without_a_source(converted):
 def test_a_quantised_control_tensor_is_named(tmp_path):
     config = hub_config(linear_num_value_heads=128, linear_value_head_dim=8)
     source = write_checkpoint(tmp_path / "in", config, make_weights(config))
-    api.convert(source, tmp_path / "out", read_recipe("fp8-block"), verify=False)
+    api.convert(
+        source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(verify=False)
+    )
 
     def quantise(weights):
         name = "model.layers.0.linear_attn.in_proj_a.weight"
@@ -191,7 +195,8 @@ def test_a_missing_tensor_is_named(converted):
 
 def test_a_changed_file_is_caught_by_the_receipt(converted):
     _, out = converted
-    (out / "tokenizer.json").write_text("{}")
+    tokenizer = out / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().swapcase())
     assert "tokenizer.json is not the file that the receipt describes" in failures(None, out)
 
 
@@ -260,7 +265,9 @@ def test_a_false_mtp_count_and_class_are_named(converted):
 
 def test_swapped_experts_are_named(tmp_path):
     source = moe(tmp_path / "in")
-    api.convert(source, tmp_path / "out", read_recipe("fp8-block"), verify=False)
+    api.convert(
+        source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(verify=False)
+    )
     prefix = "model.layers.1.mlp.experts."
     damage(tmp_path / "out", lambda w: swap(w, prefix + "0.up_proj", prefix + "3.up_proj"))
     said = failures(source, tmp_path / "out")

@@ -60,7 +60,7 @@ def test_what_stands_there_is_kept_without_overwrite(tmp_path):
         check_out_files(out, ["m.gguf"], [], overwrite=False)
     check_out_files(out, ["m.gguf"], [], overwrite=True)
     out.write_bytes(b"a letter")
-    with pytest.raises(OutputError, match="no GGUF file"):
+    with pytest.raises(OutputError, match="is not a GGUF file"):
         check_out_files(out, ["m.gguf"], [], overwrite=True)
     assert out.read_bytes() == b"a letter"
 

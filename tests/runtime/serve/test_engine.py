@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from itertools import islice
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import RequestError
+from runtime.errors import LogitsError, RequestError
 from runtime.serve.engine import Engine, Request, Speculation, generate
 from runtime.serve.sample import GREEDY, Sampling, draw
 from runtime.state import Batch
@@ -333,3 +334,40 @@ def test_an_untrained_head_drafts_in_vain_and_harmlessly(sparse):
     request, _, speculation = speculated(sparse, ids, 10)
     assert request.tokens == list(generate(sparse, ids, 10))
     assert speculation.accepted < speculation.drafted
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """A model, a prompt, and the tokens before the first whose embedding is NaN."""
+    model = load(write(tmp_path / "nan", tie_word_embeddings=False))
+    ids = some_ids(70, model)
+    tokens = list(generate(model, ids, 6))
+    at = next(i for i in range(1, 6) if tokens[i] not in {*ids, *tokens[:i]})
+    model.embed[tokens[at]] = torch.nan
+    return model, ids, tokens[: at + 1]
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.001, seed=3)], ids=["greedy", "sampled"])
+def test_the_first_nan_ends_the_text_with_an_error(poisoned, sampling, speculate):
+    model, ids, before = poisoned
+    tokens = generate(model, ids, 20, sampling=sampling, speculate=speculate)
+    assert list(islice(tokens, len(before))) == before
+    with pytest.raises(LogitsError, match=f"generated token {len(before) + 1} are NaN"):
+        next(tokens)
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+def test_nan_after_the_prompt_gives_no_token_at_all(tmp_path, speculate):
+    model = load(write(tmp_path / "nan"))
+    model.norm[0] = torch.nan
+    with pytest.raises(LogitsError, match="generated token 1 are NaN"):
+        next(iter(generate(model, some_ids(70, model), 5, speculate=speculate)))
+
+
+def test_nan_beyond_what_is_wanted_does_no_harm(poisoned):
+    model, ids, before = poisoned
+    assert list(generate(model, ids, len(before))) == before
+    stop = frozenset(before[-1:])
+    for speculate in (False, True):
+        assert list(generate(model, ids, 20, stop=stop, speculate=speculate)) == before

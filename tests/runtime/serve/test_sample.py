@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import RequestError
-from runtime.serve.sample import GREEDY, Sampler, Sampling, draw
+from runtime.errors import LogitsError, RequestError
+from runtime.serve.sample import GREEDY, NO_TOKEN, Sampler, Sampling, check_token, draw
 
 rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40)
 samplings = st.builds(
@@ -134,6 +134,28 @@ def test_a_slot_forgets_how_its_last_request_was_sampled():
     tame = sampler.choose(logits.expand(50, -1), at, torch.arange(50), sampled=True)
     assert len(wild.unique()) == 3
     assert tame.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0), Sampling(0.7, top_k=3, top_p=0.9)])
+def test_a_row_with_nan_has_no_token_and_its_neighbours_have_theirs(sampling, bad):
+    logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(1))
+    expected = sample(logits, [sampling] * 3)
+    logits[1, 17] = bad
+    assert sample(logits, [sampling] * 3) == [expected[0], NO_TOKEN, expected[2]]
+    logits[1] = bad
+    assert sample(logits, [sampling] * 3) == [expected[0], NO_TOKEN, expected[2]]
+
+
+def test_a_missing_token_can_be_embedded_and_is_refused_by_the_host():
+    sampler, out = Sampler.allocate(2, 9, torch.device("cpu")), torch.empty(3, dtype=torch.int64)
+    sampler.last[:] = torch.tensor([5, NO_TOKEN, 0])
+    sampler.take(torch.tensor([0, 1, -1]), out=out)
+    assert out.tolist() == [5, 0, 0]
+    check_token(0, 1)
+    with pytest.raises(LogitsError, match="generated token 7 are NaN or infinite") as refused:
+        check_token(NO_TOKEN, 7)
+    assert refused.value.exit_code == 3
 
 
 @pytest.mark.parametrize(

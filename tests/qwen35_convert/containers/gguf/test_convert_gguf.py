@@ -12,10 +12,10 @@ import torch
 from gguf import GGUFReader
 from safetensors.torch import load_file
 
-from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe, read_recipe
 from qwen35_convert.write.sink import partial_of
@@ -38,7 +38,7 @@ def nano():
 
 
 def mix(scheme, **changes):
-    quantize = {"scheme": scheme, "rules": "llama.cpp"} | changes.pop("quantize", {})
+    quantize = {"scheme": scheme, "mix": "llama.cpp"} | changes.pop("quantize", {})
     export = {"format": "gguf"} | changes.pop("export", {})
     return build_recipe({"name": scheme, "quantize": quantize, "export": export, **changes})
 
@@ -90,7 +90,7 @@ def test_every_plain_mix_is_written_and_proven(tmp_path, nano, scheme, moe):
 
 
 def test_the_tokenizer_and_the_sampling_travel_along(tmp_path, nano):
-    api.convert(nano, tmp_path / "m.gguf", mix("bf16"), verify=False)
+    api.convert(nano, tmp_path / "m.gguf", mix("bf16"), options=api.RunOptions(verify=False))
     kv = GgufFile(tmp_path / "m.gguf").kv
     assert kv["tokenizer.ggml.pre"].value == "qwen35"
     assert len(kv["tokenizer.ggml.tokens"].value) == open_checkpoint(nano).config.sizes["V"]
@@ -101,13 +101,13 @@ def test_the_tokenizer_and_the_sampling_travel_along(tmp_path, nano):
 
 
 def test_a_file_generates_the_text_of_its_source(tmp_path, nano):
-    api.convert(nano, tmp_path / "m.gguf", mix("f32"), verify=False)
+    api.convert(nano, tmp_path / "m.gguf", mix("f32"), options=api.RunOptions(verify=False))
     asked = api.Prompt("In the beginning", max_tokens=24)
     assert list(api.run_text(tmp_path / "m.gguf", asked)) == list(api.run_text(nano, asked))
 
 
 def test_logits_of_a_file_are_those_of_its_source(tmp_path, nano):
-    api.convert(nano, tmp_path / "m.gguf", mix("f32"), verify=False)
+    api.convert(nano, tmp_path / "m.gguf", mix("f32"), options=api.RunOptions(verify=False))
     report = api.verify(tmp_path / "m.gguf", nano, level="logits")
     assert report.passed
     # only norms of layers that round 1 + w could differ, by an ulp of float32
@@ -120,7 +120,7 @@ def test_logits_of_a_file_are_those_of_its_source(tmp_path, nano):
 def test_a_lossless_file_goes_back_to_the_same_bytes(tmp_path, nano, moe, scheme):
     """Norms are multiples of 2^-7, which 1 + w does not round; A_log may move by an ulp."""
     source = made(tmp_path / "in", nano, moe=moe, clean=True)
-    api.convert(source, tmp_path / "m.gguf", mix(scheme), verify=False)
+    api.convert(source, tmp_path / "m.gguf", mix(scheme), options=api.RunOptions(verify=False))
     api.convert(tmp_path / "m.gguf", tmp_path / "back", read_recipe("bf16-split"))
     api.convert(source, tmp_path / "direct", read_recipe("bf16-split"))
     back, direct = (load_file(tmp_path / f / "model.safetensors") for f in ("back", "direct"))
@@ -139,7 +139,7 @@ def test_a_lossless_file_goes_back_to_the_same_bytes(tmp_path, nano, moe, scheme
 
 
 def test_a_quantised_file_goes_back_to_bf16_by_default(tmp_path, nano):
-    api.convert(nano, tmp_path / "m.gguf", mix("q8_0"), verify=False)
+    api.convert(nano, tmp_path / "m.gguf", mix("q8_0"), options=api.RunOptions(verify=False))
     done = api.convert(tmp_path / "m.gguf", tmp_path / "back")
     assert done.plan.recipe.name == "bf16-split"
     assert done.report.passed, done.report.failures
@@ -149,7 +149,7 @@ def test_a_quantised_file_goes_back_to_bf16_by_default(tmp_path, nano):
 
 def test_a_gguf_source_can_be_quantised_to_fp8(tmp_path, nano):
     source = made(tmp_path / "in", nano)
-    api.convert(source, tmp_path / "m.gguf", mix("bf16"), verify=False)
+    api.convert(source, tmp_path / "m.gguf", mix("bf16"), options=api.RunOptions(verify=False))
     done = api.convert(tmp_path / "m.gguf", tmp_path / "out", read_recipe("fp8-block"))
     assert done.report.passed, done.report.failures
     direct = api.convert(source, tmp_path / "direct", read_recipe("fp8-block"))
@@ -165,7 +165,7 @@ def test_an_fp8_source_is_dequantised_and_said_so(tmp_path, nano):
 
 
 def test_mtp_is_kept_by_its_tensors_and_dropped_when_asked(tmp_path, nano):
-    api.convert(nano, tmp_path / "with.gguf", mix("bf16"), verify=False)
+    api.convert(nano, tmp_path / "with.gguf", mix("bf16"), options=api.RunOptions(verify=False))
     done = api.convert(nano, tmp_path / "without.gguf", mix("bf16", mtp="drop"))
     assert done.report.passed
     kept, dropped = (GgufFile(tmp_path / f"{n}.gguf") for n in ("with", "without"))
@@ -200,7 +200,9 @@ def test_vision_goes_to_a_file_beside_in_the_same_run(tmp_path, nano):
 
 
 def test_a_damaged_vision_file_fails_verification(tmp_path, nano):
-    api.convert(nano, tmp_path / "m.gguf", mix("bf16", vision="keep"), verify=False)
+    api.convert(
+        nano, tmp_path / "m.gguf", mix("bf16", vision="keep"), options=api.RunOptions(verify=False)
+    )
     path = tmp_path / "mmproj-m.gguf"
     data = bytearray(path.read_bytes())
     data[GgufFile(path).ranges["v.blk.0.attn_qkv.weight"][0] + 1] ^= 0x40
@@ -241,7 +243,12 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_workers(tmp_path, nano
     for workers in (1, 3):
         out = tmp_path / str(workers)
         out.mkdir()
-        api.convert(source, out / "m.gguf", mix("q8_0", vision="keep"), workers=workers)
+        api.convert(
+            source,
+            out / "m.gguf",
+            mix("q8_0", vision="keep"),
+            options=api.RunOptions(workers=workers),
+        )
     one, three = (sorted((tmp_path / n).iterdir()) for n in "13")
     assert [p.name for p in one] == [p.name for p in three]
     assert [p.read_bytes() for p in one] == [p.read_bytes() for p in three]
@@ -341,7 +348,7 @@ def test_value_heads_that_no_key_head_divides_are_refused(tmp_path, nano):
 )
 def test_a_changed_byte_is_found_with_and_without_a_receipt(tmp_path, nano, tensor):
     path = tmp_path / "m.gguf"
-    api.convert(nano, path, mix("bf16"), verify=False)
+    api.convert(nano, path, mix("bf16"), options=api.RunOptions(verify=False))
     data = bytearray(path.read_bytes())
     data[GgufFile(path).ranges[tensor][0] + 1] ^= 0x40
     path.write_bytes(data)
@@ -354,7 +361,7 @@ def test_a_changed_byte_is_found_with_and_without_a_receipt(tmp_path, nano, tens
 def test_untiled_heads_are_found_and_named(tmp_path, nano):
     """The bug of the first GGUF files of this family: heads grouped where they must be tiled."""
     source, path = made(tmp_path / "in", nano), tmp_path / "m.gguf"
-    api.convert(source, path, mix("f32"), verify=False)
+    api.convert(source, path, mix("f32"), options=api.RunOptions(verify=False))
     data = bytearray(path.read_bytes())
     start, stop = GgufFile(path).ranges["blk.0.attn_gate.weight"]
     name = "model.language_model.layers.0.linear_attn.in_proj_z.weight"
@@ -374,19 +381,19 @@ def test_a_file_of_the_user_s_is_kept(tmp_path, nano):
     with pytest.raises(OutputError, match="exists"):
         api.convert(nano, out, mix("bf16"))
     assert out.read_bytes() == b"GGUF, but mine"
-    api.convert(nano, out, mix("bf16"), overwrite=True)
+    api.convert(nano, out, mix("bf16"), options=api.RunOptions(overwrite=True))
     assert api.verify(out, nano).passed
     with pytest.raises(OutputError, match="file of the source"):
-        api.convert(out, out, mix("q8_0"), overwrite=True)
+        api.convert(out, out, mix("q8_0"), options=api.RunOptions(overwrite=True))
 
 
 def test_an_interrupted_file_is_resumed_to_the_same_bytes(tmp_path, nano, monkeypatch):
     whole, out = tmp_path / "whole.gguf", tmp_path / "m.gguf"
-    api.convert(nano, whole, mix("q8_0"), verify=False)
+    api.convert(nano, whole, mix("q8_0"), options=api.RunOptions(verify=False))
     written = 0
     from qwen35_convert.run import items as run_module
 
-    original = run_module.convert_row
+    original = run_module.convert_item
 
     def stop_after_a_few(*arguments):
         nonlocal written
@@ -395,13 +402,13 @@ def test_an_interrupted_file_is_resumed_to_the_same_bytes(tmp_path, nano, monkey
             raise KeyboardInterrupt
         original(*arguments)
 
-    monkeypatch.setattr(run_module, "convert_row", stop_after_a_few)
+    monkeypatch.setattr(run_module, "convert_item", stop_after_a_few)
     with pytest.raises(KeyboardInterrupt):
-        api.convert(nano, out, mix("q8_0"), verify=False, workers=1)
+        api.convert(nano, out, mix("q8_0"), options=api.RunOptions(verify=False, workers=1))
     assert not out.exists()
     assert (partial_of(out) / "journal").is_file()
-    monkeypatch.setattr(run_module, "convert_row", original)
-    api.convert(nano, out, mix("q8_0"), verify=False)
+    monkeypatch.setattr(run_module, "convert_item", original)
+    api.convert(nano, out, mix("q8_0"), options=api.RunOptions(verify=False))
     assert out.read_bytes() == whole.read_bytes()
     assert not partial_of(out).exists()
 

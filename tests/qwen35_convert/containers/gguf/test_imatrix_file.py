@@ -9,11 +9,11 @@ import pytest
 import torch
 from gguf import GGUFReader
 
-from formats.checkpoint import open_checkpoint
 from formats.gguf.file import GgufFile, Kv, build_header
 from formats.tensor import TensorInfo
 from qwen35_convert import api
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe
 from runtime.imatrix import collect
@@ -119,7 +119,7 @@ def test_a_file_that_is_there_and_a_text_that_is_not_are_refused(file, tmp_path)
 def test_the_source_itself_is_never_overwritten(tmp_path):
     plain = build_recipe({"quantize": {"scheme": "q8_0"}, "export": {"format": "gguf"}})
     model = tmp_path / "m.gguf"
-    api.convert(NANO, model, plain, verify=False)
+    api.convert(NANO, model, plain, options=api.RunOptions(verify=False))
     before = model.read_bytes()
     with pytest.raises(OutputError, match="file of the source"):
         api.imatrix(model, model, overwrite=True)

@@ -1,0 +1,311 @@
+"""FP8 as schemes: E4M3 codes with a scale for each block, row or tensor.
+
+    fp8-block    one scale per 128x128 block, named x.weight_scale_inv in the official files
+    fp8-channel  one scale per row, named x.weight_scale
+    fp8-tensor   one scale for all, read only; fp8-scalar is the same without an axis
+
+On disk every scale multiplies the codes, whatever its name says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from formats.stored import Problem, StoredWeight
+from formats.tensor import TensorInfo
+from quant.errors import QuantError
+from quant.scheme import Cost, Part, Shape, Usual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import ModuleType
+
+    from torch import Tensor
+
+    from quant.measure import Error
+
+CODES, SCALE = "codes", "scale"
+CODE_TYPE = "F8_E4M3"
+SCALE_TYPES = ("BF16", "F16", "F32", "F8_E8M0")
+SCALE_DTYPES = {"pow2": "BF16", "float32": "F32", "bfloat16": "BF16"}
+OFFICIAL, COMPRESSED = "_scale_inv", "_scale"
+BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8(Usual):
+    """E4M3 codes and a grid of scales, one for `block_rows` x `block_cols` (None: all of them).
+
+    divisor       what engines need rows and columns to be a multiple of
+    needs         who needs that, as the subject of a sentence
+    scale         pow2, float32 or bfloat16: see `quant.fp8.reference`
+    strategy      what compressed-tensors says of the scales, and of those of the inputs
+    scale_suffix  what follows the weight's name
+    axes          of the scale, where there is one for all
+    """
+
+    name: str
+    block_rows: int | None
+    block_cols: int | None
+    divisor: int
+    needs: str
+    strategy: dict[str, Any] = field(hash=False)
+    inputs: dict[str, Any] = field(hash=False)
+    row_multiple: int = 1
+    scale: str = "pow2"
+    scale_suffix: str = COMPRESSED
+    axes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALE_DTYPES:
+            nearest = get_close_matches(self.scale, SCALE_DTYPES) or list(SCALE_DTYPES)
+            known = " or ".join(nearest)
+            raise QuantError(f"scale {self.scale!r} is not known,\n  expected {known}")
+
+    @property
+    def label(self) -> str:
+        """What a checkpoint of such weights is called."""
+        return self.name
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return the codes and the scale."""
+        codes = TensorInfo(name, CODE_TYPE, tuple(shape))
+        grid = TensorInfo(name + self.scale_suffix, SCALE_DTYPES[self.scale], self.grid(shape))
+        return Part(CODES, codes), Part(SCALE, grid, self.block_rows, self.block_rows is not None)
+
+    def grid(self, shape: Shape) -> Shape:
+        """Return the shape of the scale of codes of this shape."""
+        if self.block_rows is None:
+            return (1,) * self.axes
+        *experts, num_rows, num_cols = shape
+        columns = self.block_cols or num_cols
+        return (*experts, -(-num_rows // self.block_rows), -(-num_cols // columns))
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield the codes whose scale has the shape of this form."""
+        for name, info in infos.items():
+            if info.dtype != CODE_TYPE or len(info.shape) < 2:
+                continue
+            suffix = _suffix_of(name, infos)
+            scale = infos.get(f"{name}{suffix}")
+            if scale and scale.dtype in SCALE_TYPES and scale.shape == self.grid(info.shape):
+                form = replace(self, scale_suffix=suffix)
+                yield StoredWeight(name, info.shape, "BF16", form, (info, scale))
+
+    def explain(self, name: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
+        """Say why codes have no scale, or a scale no codes."""
+        suffix = next((s for s in (OFFICIAL, COMPRESSED) if name.endswith(s)), "")
+        weight = name.removesuffix(suffix)
+        if not suffix or (infos[name].dtype == CODE_TYPE and weight not in infos):
+            return _wrong_scale(name, infos) if infos[name].dtype == CODE_TYPE else None
+        if weight not in infos:
+            reason = "scales a weight that is not there"
+            return Problem(infos[name].name, reason, "download the checkpoint again")
+        if infos[weight].dtype == CODE_TYPE:
+            chosen = name == weight + _suffix_of(weight, infos)
+            return _wrong_scale(weight, infos) if chosen else None
+        why = f"scales {infos[weight].name}, which is {infos[weight].dtype}, not FP8"
+        return Problem(infos[name].name, why, "remove the scale, or restore the FP8 weight")
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why engines cannot take this shape, or None."""
+        if len(shape) not in {2, 3}:
+            return f"FP8 needs a matrix or a stack of them, its shape is {list(shape)}"
+        odd = [
+            f"{size} {what}"
+            for what, size in zip(("rows", "columns"), shape[-2:], strict=True)
+            if size % self.divisor
+        ]
+        if not odd:
+            return None
+        need = f"{self.needs} need rows and columns divisible by {self.divisor}"
+        return f"{need}, it has {' and '.join(odd)}"
+
+    def encode(
+        self,
+        w_NK: Tensor,
+        _prepared: None = None,
+        importance: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the codes, in `out` if given, and the scale."""
+        assert importance is None, "FP8 rounds to the nearest code, whatever the column"
+        assert self.block_rows is not None, "one scale for a tensor is read, not written"
+        block = self.block_rows, self.block_cols or w_NK.shape[1]
+        codes, scale = _arithmetic(w_NK).quantize(w_NK, block, self.scale, out)
+        return {CODES: codes, SCALE: scale}
+
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return codes * scale in float32."""
+        codes = rows[CODES]
+        scale = self.scale_of_rows(rows[SCALE], len(codes))
+        decoded: Tensor = _arithmetic(codes).dequantize(codes, scale, self._row_block(codes))
+        return decoded
+
+    def compare(
+        self,
+        w_NK: Tensor,
+        rows: Mapping[str, Tensor],
+        _importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far codes * scale are from the weight, and which blocks are wrong."""
+        codes, error = rows[CODES], self.measure(w_NK, rows)
+        if error.count and isfinite(error.sum_sq_error):
+            self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
+        return error
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far codes * scale are from the weight."""
+        codes = rows[CODES]
+        scale = self.scale_of_rows(rows[SCALE], len(codes))
+        error: Error = _arithmetic(w_NK).compare(w_NK, codes, scale, self._row_block(codes))
+        return error
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its blocks; one scale for all may have been fitted to all."""
+        from quant.fp8.judge import SCALE as OTHER_SCALE
+
+        if error.blocks:
+            # Nearest codes under a good scale; a search may still have cut weights off.
+            error = replace(error, outside=0)
+        alone = self.block_rows is None and set(error.faults) == {OTHER_SCALE}
+        if alone and abs(error.sum_dot - error.sum_sq_q) <= error.sum_sq_q * 2.0**-8:
+            return []
+        return super(Fp8, self).judge(error)
+
+    def _judge_blocks(self, error: Error, w_NK: Tensor, codes: Tensor, scale: Tensor) -> None:
+        """Fill in the faults of an error."""
+        import torch
+
+        from quant.fp8 import judge
+
+        count, columns = len(codes), self.block_cols or codes.shape[1]
+        each = self.scale_of_rows(scale, count)
+        rows = self.block_rows or count
+        first = torch.arange(0, count, rows).repeat_interleave(rows)[:count]
+        whole = self.block_rows is not None and bool((each == each[first]).all())
+        grid, block = (each[::rows], (rows, columns)) if whole else (each, (1, columns))
+        if self.block_rows is None:
+            grid, block = each[:1], (rows, columns)
+        narrow = scale.dtype == torch.float16
+        blocks = judge.Blocks(w_NK, codes, grid.contiguous(), block, narrow, whole)
+        error.faults, error.blocks = judge.find_faults(blocks), grid.numel()
+
+    def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return scales that are not finite and positive, and codes that are NaN."""
+        import torch
+
+        scale = rows[SCALE].float()
+        bad = int((~(scale.isfinite() & (scale > 0))).sum())
+        nan = int((rows[CODES].view(torch.uint8) & 0x7F == 0x7F).sum())
+        counts = {SCALE: ("scales that are not finite and positive", bad)}
+        counts[CODES] = ("codes that are NaN", nan)
+        return {key: defect for key, defect in counts.items() if defect[1]}
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what is held: codes, also widened; their scales; the product; BF16."""
+        return Cost(1 + 3 * 4 + 2 + (4 if moved else 0), 2, 2)
+
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Return compressed-tensors' group."""
+        common = {"num_bits": 8, "type": "float", "symmetric": True}
+        return {
+            "targets": list(modules),
+            "format": "float-quantized",
+            "weights": common | self.strategy | {"dynamic": False},
+            "input_activations": common | self.inputs | {"dynamic": True},
+            "output_activations": None,
+        }
+
+    def config_block(self, kept: Sequence[str]) -> dict[str, Any] | None:
+        """Return the official block of 128x128 blocks; nobody has one for channels."""
+        if self.scale_suffix != OFFICIAL:
+            return None
+        return {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [BLOCK, BLOCK],
+            "modules_to_not_convert": list(kept),
+        }
+
+    def with_scale(self, scale: str) -> Fp8:
+        """Return the same with scales of that type. QuantError if there is none of the name."""
+        return replace(self, scale=scale)
+
+    def beside_others(self) -> Fp8:
+        """Return it under compressed-tensors' names: the official layout has no other scheme."""
+        return replace(self, scale_suffix=COMPRESSED)
+
+    def scale_of_rows(self, scale: Tensor, count: int) -> Tensor:
+        """Return the scales of `count` rows, float32 [n, G], also where all share one."""
+        scale = scale.float()
+        return scale.reshape(1, 1).expand(count, 1) if self.block_rows is None else scale
+
+    def _row_block(self, codes: Tensor) -> tuple[int, int]:
+        """Return the block of scales that are given for every row."""
+        return 1, self.block_cols or codes.shape[-1]
+
+
+def _suffix_of(weight: str, infos: Mapping[str, TensorInfo]) -> str:
+    """Return the ending under which a weight's scale is stored, empty if it has none."""
+    return next((s for s in (OFFICIAL, COMPRESSED) if weight + s in infos), "")
+
+
+def _wrong_scale(weight: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
+    """Say what is wrong with the scale of codes that no form has recognised."""
+    info, suffix = infos[weight], _suffix_of(weight, infos)
+    if len(info.shape) < 2:
+        problem = f"is FP8 with shape {list(info.shape)}, expected a matrix"
+        return Problem(info.name, problem, "convert a BF16 checkpoint")
+    if not suffix:
+        problem = "is FP8 without a scale: its values are unknown"
+        return Problem(info.name, problem, "restore the scale, or convert the BF16 checkpoint")
+    scale, grids = infos[weight + suffix], {form.name: form.grid(info.shape) for form in FORMS}
+    restore = "restore the scale that belongs to this weight"
+    if scale.shape not in grids.values():
+        known = " or ".join(f"{list(grid)} ({name})" for name, grid in grids.items())
+        problem = f"has shape {list(scale.shape)}, expected {known}"
+        return Problem(scale.name, problem, restore)
+    problem = f"has dtype {scale.dtype}, expected one of {', '.join(SCALE_TYPES)}"
+    return None if scale.dtype in SCALE_TYPES else Problem(scale.name, problem, restore)
+
+
+def _arithmetic(w: Tensor) -> ModuleType:
+    """Return the compiled loops for a CPU's tensor, the definition in torch for a GPU's."""
+    from quant.fp8 import cpu, reference
+
+    return cpu if w.device.type == "cpu" else reference
+
+
+BLOCKS = Fp8(
+    "fp8-block",
+    block_rows=BLOCK,
+    block_cols=BLOCK,
+    row_multiple=BLOCK,
+    divisor=BLOCK,
+    needs="128x128 blocks",
+    strategy={"strategy": "block", "block_structure": [BLOCK, BLOCK]},
+    inputs={"strategy": "group", "group_size": BLOCK},
+    scale_suffix=OFFICIAL,
+)
+# vLLM's CUTLASS kernels read rows and columns in sixteens.
+CHANNELS = Fp8(
+    "fp8-channel",
+    block_rows=1,
+    block_cols=None,
+    divisor=16,
+    needs="FP8 kernels",
+    strategy={"strategy": "channel"},
+    inputs={"strategy": "token"},
+)
+TENSOR = replace(
+    CHANNELS, name="fp8-tensor", block_rows=None, strategy={"strategy": "tensor"}, inputs={}
+)
+SCALAR = replace(TENSOR, name="fp8-scalar", axes=0)
+FORMS = (BLOCKS, CHANNELS, TENSOR, SCALAR)

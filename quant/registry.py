@@ -1,0 +1,55 @@
+"""Every scheme by its name: those that recipes may ask for, and those that a checkpoint may hold.
+
+A scheme is one file and one row here. `SCHEMES` maps a name to the scheme that is written;
+`RECOGNISERS` are asked in turn what a folder's tensors are, the plain ones last.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from formats.stored import KEEP
+from quant.errors import QuantError
+from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
+from quant.ggml.scheme import GgmlTypes
+from quant.plain import Plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from formats.stored import Recogniser
+    from quant.scheme import Scheme
+
+SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (BLOCKS, CHANNELS)}
+RECOGNISERS: list[Recogniser] = [*FORMS, Plain()]
+GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
+
+
+def register(scheme: Scheme) -> None:
+    """Add a scheme: recipes may name it, and folders may hold it."""
+    SCHEMES[scheme.name] = scheme
+    RECOGNISERS.insert(0, scheme)
+
+
+def get_scheme(name: str, scale: str = "pow2") -> Scheme:
+    """Return the scheme of that name, with scales of this type where it has any.
+
+    Raises QuantError for a name or a scale that is not known.
+    """
+    if name not in SCHEMES:
+        raise unknown("scheme", name, [*SCHEMES, KEEP])
+    return SCHEMES[name].with_scale(scale)
+
+
+def get_schemes(names: Iterable[str], scale: str = "pow2") -> dict[str, Scheme]:
+    """Return schemes that stand in one artifact."""
+    schemes = {name: get_scheme(name, scale) for name in names}
+    alone = len(schemes) == 1
+    return {n: scheme if alone else scheme.beside_others() for n, scheme in schemes.items()}
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
+    """Return the error for a name that is not known, with the nearest ones that are."""
+    nearest = get_close_matches(got, known) or list(known)
+    return QuantError(f"{what} {got!r} is not known,\n  expected {' or '.join(nearest)}")

@@ -1,0 +1,230 @@
+"""One artifact, from its job to its name: written aside, verified, sealed.
+
+lock -> resume or start afresh -> items (an executor), hashes of the source -> side files
+-> verify -> the source is still the same -> receipt -> durable -> final name
+
+What fails its own verification gets the name OUT.failed, and OUT stays what it was.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from quant.errors import QuantError
+from qwen35_convert.containers.registry import container_for
+from qwen35_convert.durable import writing
+from qwen35_convert.errors import FetchError, OutputError
+from qwen35_convert.options import RunOptions, Share
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.progress import ignore, items_bar, notice, quiet
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.run.executor import Executor
+from qwen35_convert.run.items import Effort
+from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.verdict import verdict
+from qwen35_convert.verification.verify import Checks, Report, verify
+from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt, version
+from qwen35_convert.write.sink import JOURNAL, FolderSink
+
+KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A finished conversion: its plan, its receipt, its verification (if any).
+
+    out  where it is: OUT, or OUT.failed if verification failed
+    """
+
+    out: Path
+    plan: Plan
+    receipt: bytes
+    report: Report | None
+
+    @property
+    def failed(self) -> bool:
+        """Whether its own verification failed."""
+        return self.report is not None and not self.report.passed
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the conversion as `convert --json` prints it."""
+        return {
+            "out": str(self.out),
+            "tensors": len(self.plan.tensors),
+            "bytes": self.plan.nbytes,
+            "notes": list(self.plan.notes),
+            "receipt": json.loads(self.receipt),
+            "verify": self.report.as_dict() if self.report else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A conversion that passed every check of planning: source, plan, output and means.
+
+    execute  converts the items, within this share of the machine
+    """
+
+    plan: Plan
+    source: Checkpoint
+    origin: Origin
+    out: Path
+    options: RunOptions
+    share: Share
+    execute: Executor
+
+    def effort(self, advance: Callable[[], object]) -> Effort:
+        """Return what the executor is told."""
+        say = notice if self.options.progress else ignore
+        share = self.share
+        return Effort(share.workers, self.options.device, advance, share.chunk_bytes, say)
+
+
+def write_artifact(job: Job) -> Conversion:
+    """Write aside, verify what was written, seal it with the receipt, give it its name."""
+    sink = container_for(job.out).open_sink(job.out, job.plan)
+    digest = digest_of(job.plan, job.source)
+    sink.open()
+    try:
+        journal = _begin(sink, digest, overwrite=job.options.overwrite)
+        source_files = _fill(job, sink, journal)
+        for name, content in job.plan.files.items():
+            sink.add_file(name, content())
+        report = _verified(job, sink) if job.options.verify else None
+        _check_unchanged(job, digest)
+        receipt = _seal(job, sink, source_files, report)
+        done = Conversion(job.out, job.plan, receipt, report)
+        if done.failed:
+            return replace(done, out=sink.reject())
+        sink.commit()
+    except (QuantError, FormatError):
+        sink.discard()
+        raise
+    except FetchError as error:
+        error.left = sink.left
+        raise
+    finally:
+        sink.close()
+    return done
+
+
+def _verified(job: Job, sink: FolderSink) -> Report:
+    checks = checks_of(job.plan.recipe, job.share.verifiers)
+    checks = replace(checks, expected=job.plan)
+    artifact = container_for(job.out).open(sink.artifact)
+    return verify_shown(artifact, job.source, checks, bar=job.options.progress)
+
+
+def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Report | None) -> bytes:
+    """Hash what was written; add the receipt and return it."""
+    with writing(job.out, "reading it back", sink.left):
+        output_files = describe_files(sink.artifact_files(), job.share.workers)
+    proof = Proof(verdict(report), report.schemes) if report else Proof()
+    receipt = make_receipt(job.plan, job.origin, source_files, output_files, proof)
+    sink.add_file(sink.receipt, receipt)
+    return receipt
+
+
+def digest_of(plan: Plan, source: Checkpoint) -> str:
+    """Return what ties a journal to source, recipe and version. FormatError if a file is gone."""
+    try:
+        return f"{plan.digest(source)} {version()}"
+    except OSError as error:
+        raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def _check_unchanged(job: Job, digest: str) -> None:
+    """Refuse an artifact whose source has changed since. FormatError."""
+    if digest_of(job.plan, job.source) != digest:
+        raise FormatError(f"{job.source.folder} changed during the conversion")
+
+
+def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
+    """Refuse an OUT that another conversion finished after this one had looked."""
+    entry = sink.entry
+    if not overwrite and (entry.is_file() or (entry.is_dir() and any(entry.iterdir()))):
+        sink.discard()
+        raise OutputError(f"{entry} has just been written by another conversion")
+
+
+def _begin(sink: FolderSink, digest: str, *, overwrite: bool) -> Journal:
+    """Return the journal of this conversion, resumed if it is its own; every file is reserved."""
+    _check_still_free(sink, overwrite=overwrite)
+    journal = Journal(sink.work / JOURNAL, digest, sink.left)
+    if journal.resume():
+        if not sink.is_whole():
+            journal.forget()
+    else:
+        _check_abandoned(sink, overwrite=overwrite)
+        sink.clear()
+    sink.create()
+    journal.start()
+    return journal
+
+
+def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
+    """Write all tensors; meanwhile hash the source, and return its files.
+
+    A stream is hashed as it comes, unless it is read in part.
+    """
+    source, plan, stop = job.source, job.plan, threading.Event()
+    near = [path for path in plan.read_files(source) if not source.is_far(path)]
+    with ThreadPoolExecutor(max_workers=1) as hasher, _bar(job, journal) as advance:
+        hashes = hasher.submit(describe_files, near, job.share.workers, job.origin.hashes, stop)
+        try:
+            if source.remote is not None and plan.recipe.only is None:
+                source.remote.begin()
+            job.execute(plan, source, sink, journal, job.effort(advance))
+            return _describe_far(job) | hashes.result()
+        except OSError as error:
+            raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
+        finally:
+            stop.set()
+
+
+def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[], None]]:
+    todo = len(job.plan.items) - len(journal.done)
+    return items_bar(todo, "convert") if job.options.progress else quiet()
+
+
+def _describe_far(job: Job) -> dict[str, Any]:
+    """Return the files that are on the hub, with the hashes that were held against the bytes."""
+    source, plan = job.source, job.plan
+    if source.remote is None:
+        return {}
+    far = [path for path in plan.read_files(source) if source.is_far(path)]
+    return source.remote.describe(far, source.files_of(row.atom for row in plan.items))
+
+
+def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
+    if (sink.work / JOURNAL).exists() and not overwrite:
+        raise OutputError(
+            f"{sink.out}: an unfinished conversion of another source or recipe is in {sink.work}",
+            fix="finish it with its own recipe, or add --overwrite to discard it",
+        )
+
+
+def checks_of(recipe: Recipe, workers: int) -> Checks:
+    """Return the checks a recipe asks for."""
+    asked = recipe.verify
+    logits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1, KEYS)
+    return Checks(asked.level, logits, workers, partial=recipe.only is not None)
+
+
+def verify_shown(
+    artifact: Checkpoint, source: Checkpoint | None, checks: Checks, *, bar: bool
+) -> Report:
+    """Verify an artifact, with a bar on stderr on request."""
+    total = len(source.layout.atoms) if source else 0
+    with items_bar(total, "verify") if bar and total else quiet() as advance:
+        return verify(artifact, source, replace(checks, progress=lambda _: advance()))

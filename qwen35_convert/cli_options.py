@@ -1,0 +1,77 @@
+"""The arguments and options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from qwen35_convert.options import Limit
+
+DEFAULT_MEMORY = 600 * 10**6
+MAX_DIGITS = 9
+
+DEFAULT_RECIPES = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
+Source = Annotated[
+    str, typer.Argument(help="Folder, .safetensors or .gguf file, or owner/name[@revision].")
+]
+Out = Annotated[
+    Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one recipe key, e.g. quantize.scale=float32. Repeatable.",
+    ),
+]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Print the plan and stop.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, max=256, help="Number of threads.", show_default="cores, at most 8"),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="Keep memory below SIZE, e.g. 600MB, with fewer threads if necessary.",
+        show_default="600MB, or 3/4 of free memory",
+    ),
+]
+Device = Annotated[str, typer.Option(help="Quantise on cpu or cuda.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model at OUT.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip verification after writing.")]
+Stream = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Read from the hub by range requests, without a local copy; one thread by default.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def parse_limit(size: str | None) -> Limit:
+    """Return the limit that `600MB` sets; without one, the default, which may be exceeded."""
+    from qwen35_convert.errors import RecipeError
+    from qwen35_convert.options import Limit
+    from qwen35_convert.recipe import parse_size
+
+    try:
+        return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))
+    except ValueError as error:
+        raise RecipeError(f"--memory-limit: {error}") from None
+
+
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of `1,8,64`; none for an empty text. RecipeError for anything else."""
+    from qwen35_convert.errors import RecipeError
+
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS for word in words):
+        raise RecipeError(f"--{name}", f"is {text!r}", "numbers such as 1,8,64")
+    return tuple(int(word) for word in words)

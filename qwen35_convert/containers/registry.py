@@ -1,0 +1,63 @@
+"""Every container by its name, and the one place that chooses between them.
+
+Adding one: a file that implements `Container`, and `register`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.container import Container
+from qwen35_convert.containers.gguf.container import GgufFiles
+from qwen35_convert.containers.safetensors.container import SafetensorsFolder
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.planning.select import check_convertible
+from qwen35_convert.recipe import FORMATS, Format, Recipe
+
+# A path is offered to each in turn; the folder takes what is left.
+CONTAINERS: dict[str, Container] = {one.name: one for one in (GgufFiles(), SafetensorsFolder())}
+
+
+def register(container: Container, form: Format) -> None:
+    """Add a kind of artifact; it is asked before those that are there, by its name and by paths.
+
+    form  what a recipe of this format may say
+    """
+    others = {name: one for name, one in CONTAINERS.items() if name != container.name}
+    CONTAINERS.clear()
+    CONTAINERS.update({container.name: container} | others)
+    FORMATS[container.name] = form
+
+
+def container_for(path: Path) -> Container:
+    """Return the container that an artifact at this path is, or is to be."""
+    return next(container for container in CONTAINERS.values() if container.takes(path))
+
+
+def container_of(checkpoint: Checkpoint) -> Container:
+    """Return the container of an opened checkpoint."""
+    return CONTAINERS[checkpoint.container]
+
+
+def open_checkpoint(path: Path, name: str = "") -> Checkpoint:
+    """Open whatever is at a path, by its headers. FormatError if it is nothing that is known."""
+    return container_for(path).open(path, name)
+
+
+def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
+    """Return the artifact that a recipe makes of a source at OUT, before a weight is read.
+
+    FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
+    """
+    container = container_for(out)
+    if recipe.export.format != container.name:
+        wanted = CONTAINERS[recipe.export.format].out
+        raise RecipeError(
+            f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
+            f"expected {wanted}"
+        )
+    check_convertible(source)
+    widened = container_of(source).widens
+    return container.expected(source, recipe, out.stem, widened=widened)

@@ -1,0 +1,123 @@
+"""A folder of safetensors, as a container."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from formats.checkpoint import Checkpoint, TensorFile
+from formats.family.roles import ROLES
+from formats.safetensors.folder import CONTAINER, open_folder
+from quant.measure import same_bits, within
+from quant.registry import RECOGNISERS
+from qwen35_convert.containers.safetensors.census import structure_failures
+from qwen35_convert.containers.safetensors.differences import (
+    config_differences,
+    header_differences,
+)
+from qwen35_convert.containers.safetensors.expected import make_folder_plan
+from qwen35_convert.failure import Failure
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.write.receipt import RECEIPT
+from qwen35_convert.write.sink import FolderSink, check_out
+
+if TYPE_CHECKING:
+    from quant.stored import Value
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFolder:
+    """config.json, shards, index, and the source's side files."""
+
+    name: str = CONTAINER
+    out: str = "a folder"
+    widens: bool = False
+    loaders: tuple[str, ...] = ("transformers", "fla", "vllm")
+
+    def default_recipe(self, *, again: bool) -> str:
+        """Return FP8 blocks; weights are never quantised a second time unless that is asked for."""
+        return "bf16-split" if again else "fp8-block"
+
+    def takes(self, _path: Path) -> bool:
+        """Take any path that no other container takes."""
+        return True
+
+    def open(self, path: Path, name: str = "") -> Checkpoint:
+        """Open a folder, or one .safetensors file beside its config.json."""
+        return open_folder(path, RECOGNISERS, name)
+
+    def expected(self, source: Checkpoint, recipe: Recipe, _stem: str, *, widened: bool) -> Plan:
+        """Plan a folder."""
+        return make_folder_plan(source, recipe, widened=widened)
+
+    def check_verifiable(self, _plan: Plan) -> None:
+        """Let every plan pass: any slice can be opened again."""
+
+    def check_out(self, out: Path, source: Checkpoint, *, overwrite: bool) -> None:
+        """Refuse a folder that holds something else, or the source."""
+        check_out(out, source.place, overwrite=overwrite)
+
+    def check_files(self, _out: Path, _plan: Plan, _source: Checkpoint, *, overwrite: bool) -> None:
+        """Let every plan pass: all its files are in the folder that was checked."""
+
+    def finish(self, _out: Path, _plan: Plan, _digest: str) -> bool:
+        """Return False: a folder gets its name in one step."""
+        return False
+
+    def open_sink(self, out: Path, plan: Plan) -> FolderSink:
+        """Return the folder under construction."""
+        return FolderSink(out, plan.shards)
+
+    def receipt_of(self, artifact: Path) -> Path:
+        """Return the file inside the folder."""
+        return artifact / RECEIPT
+
+    def whole(self, artifact: Checkpoint) -> Path:
+        """Return the folder."""
+        return artifact.folder
+
+    def census(self, artifact: Checkpoint) -> Iterator[Failure]:
+        """Judge headers, config.json, the index, and the list of unquantised modules."""
+        yield from structure_failures(artifact)
+
+    def weighed(self, _artifact: Checkpoint) -> bool:
+        """Return False: no scheme of a folder uses an importance matrix."""
+        return False
+
+    def same(self, ours: Value, theirs: Value, rows: tuple[int, int], *, widened: bool) -> bool:
+        """Whether rows are equal bit for bit, after the cast if the source's are wider.
+
+        What a wider container rounds on the way there and back may differ by that.
+        """
+        left, right = ours.rows(*rows), theirs.rows(*rows)
+        if same_bits(left, right.to(left.dtype) if widened else right):
+            return True
+        slack = ROLES[ours.atom.role].gguf_slack if widened else None
+        return slack is not None and within(left, right, slack)
+
+    def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
+        """Return the shards."""
+        return artifact.files
+
+    def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
+        """Yield every other file of the folder."""
+        names = sorted(path.name for path in artifact.folder.iterdir() if path.is_file())
+        yield from (name for name in names if name not in listed)
+
+    def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
+        """Compare tensors, their types, shapes and places, and the metadata."""
+        with path.open("rb") as file:
+            got = file.read(len(expected))
+        if got != expected:
+            yield from header_differences(path, expected)
+
+    def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+        """Compare config.json and the side files with the source's."""
+        yield from config_differences(artifact, source)
+
+    def beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
+        """Yield nothing."""
+        yield from ()

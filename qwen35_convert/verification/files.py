@@ -1,0 +1,45 @@
+"""Every file of an artifact against the one that its recipe makes of its source.
+
+Headers are compared to the byte and, where they differ, tensor by tensor and key by key; whole
+files (config.json, the index, tokenizer and templates) by their fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import container_of
+from qwen35_convert.difference import of_file
+from qwen35_convert.failure import Failure
+from qwen35_convert.planning.plan import Plan, Shard
+
+
+def file_failures(plan: Plan, artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield what is missing, and what differs, by its field."""
+    for name, content in plan.files.items():
+        yield from _whole(artifact.folder / name, content())
+    for shard in plan.shards:
+        yield from _shard(artifact, shard)
+
+
+def _whole(path: Path, expected: bytes) -> Iterator[Failure]:
+    if not path.is_file():
+        yield Failure(path.name, "is missing: the recipe keeps it")
+        return
+    for sentence in of_file(path.name, path.read_bytes(), expected):
+        yield Failure(path.name, sentence)
+
+
+def _shard(artifact: Checkpoint, shard: Shard) -> Iterator[Failure]:
+    path = artifact.folder / shard.name
+    if not path.is_file():
+        yield Failure(shard.name, "is missing: the recipe makes it")
+        return
+    sentences = list(container_of(artifact).header_differences(path, shard.header))
+    for sentence in sentences:
+        yield Failure(shard.name, sentence)
+    size = path.stat().st_size
+    if not sentences and size != shard.nbytes:
+        yield Failure(shard.name, f"has {size} bytes, expected {shard.nbytes}")

@@ -1,0 +1,98 @@
+"""What a proof is about: an artifact, its source, its receipt, and what it is expected to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from formats.errors import Qwen35Error
+from qwen35_convert.containers.registry import container_of, expect
+from qwen35_convert.failure import Failure
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.verification.compare import Compared
+from qwen35_convert.verification.diagnose import wrong_source
+from qwen35_convert.verification.levels import Level, effective_level
+from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
+from qwen35_convert.verification.receipts import Receipt, read_receipt
+from qwen35_convert.write.receipt import version
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """How far to look: the level, what the logits must meet, threads, whom to tell.
+
+    partial   the artifact is a slice on purpose: what it lacks is no failure
+    expected  what it is to be, where that is known; else it follows from the receipt
+    """
+
+    level: str = "tensors"
+    logits: LogitsCheck = DEFAULT_LIMITS
+    workers: int = 1
+    progress: Progress = lambda _: None
+    partial: bool = False
+    expected: Plan | None = None
+
+    def __post_init__(self) -> None:
+        effective_level(self.level, self.logits)
+
+    @property
+    def effective(self) -> Level:
+        """Return the level that is verified."""
+        return effective_level(self.level, self.logits)
+
+
+@dataclass(slots=True)
+class Proof:
+    """One artifact on trial, and what the checks have come to.
+
+    receipt   None: there is none, or none that can be read
+    expected  the artifact that its recipe makes of the source; None: not known
+    """
+
+    artifact: Checkpoint
+    source: Checkpoint | None
+    checks: Checks
+    receipt: Receipt | None = None
+    expected: Plan | None = None
+    failures: list[Failure] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
+    logits: dict[str, Any] | None = None
+
+    @staticmethod
+    def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
+        """Read the receipt, and expect what it promises; a source of another model is set aside."""
+        other = wrong_source(artifact, source) if source is not None else None
+        if other is not None:
+            return Proof(artifact, None, checks, failures=[other])
+        proof = Proof(artifact, source, checks, expected=checks.expected)
+        if proof.expected is None:
+            receipt = read_receipt(artifact)
+            if isinstance(receipt, Failure):
+                proof.failures.append(receipt)
+            else:
+                proof.receipt = receipt
+        if proof.receipt is not None and source is not None:
+            proof.failures += proof._expect(proof.receipt, source)
+        return proof
+
+    def _expect(self, receipt: Receipt, source: Checkpoint) -> Iterator[Failure]:
+        """Make the plan again, if this version is the one that made the artifact."""
+        if receipt.version != version():
+            return
+        whole = container_of(self.artifact).whole(self.artifact)
+        try:
+            self.expected = expect(source, receipt.recipe, whole)
+        except Qwen35Error as error:
+            yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
+
+    @property
+    def importance(self) -> Mapping[str, Tensor]:
+        """By atom, the importance of the columns that the artifact was encoded with."""
+        return self.expected.importance if self.expected else {}

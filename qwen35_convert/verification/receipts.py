@@ -1,0 +1,127 @@
+"""The receipt of an artifact, read by whoever proves it: nothing in it is believed.
+
+It names a recipe and a source, from which the artifact can be made again; hashes in it are compared
+with the files, and can only add a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from formats.json_file import read_object
+from formats.safetensors.folder import MAX_NAME
+from qwen35_convert.containers.registry import container_of
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.failure import Failure
+from qwen35_convert.recipe import Recipe, build_recipe
+from qwen35_convert.write.receipt import sha256_file
+
+# Files that an engine reads or runs; others beside an artifact are its owner's business.
+READ = (".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".py", ".model", ".txt", ".gguf")
+Entry = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a receipt says.
+
+    source, output  (size, SHA-256) of files by name
+    """
+
+    path: Path
+    version: str
+    recipe: Recipe
+    source: Mapping[str, Entry]
+    output: Mapping[str, Entry]
+
+
+def read_receipt(artifact: Checkpoint) -> Receipt | Failure | None:
+    """Return the receipt, what is wrong with it, or None if there is none."""
+    container = container_of(artifact)
+    path = container.receipt_of(container.whole(artifact))
+    if not path.is_file():
+        return None
+    try:
+        return _parse(path)
+    except (FormatError, RecipeError) as error:
+        return Failure(path.name, f"is not a receipt: {error}")
+
+
+def _parse(path: Path) -> Receipt:
+    raw = read_object(path)
+    recipe, version = raw.get("recipe"), raw.get("qwen35")
+    if not isinstance(recipe, dict) or not isinstance(version, str):
+        raise FormatError("it names no recipe and version")
+    tables = (_entries(raw.get(side), side) for side in ("source", "output"))
+    return Receipt(path, version, build_recipe(recipe), *tables)
+
+
+def _entries(side: Any, what: str) -> dict[str, Entry]:
+    files = side.get("files") if isinstance(side, dict) else None
+    if not isinstance(files, dict) or not files:
+        raise FormatError(f"it lists no {what} files")
+    return {name: _entry(name, entry) for name, entry in files.items()}
+
+
+def _entry(name: str, entry: Any) -> Entry:
+    size, digest = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (0, 0)
+    plain = Path(name).name == name and len(name) <= MAX_NAME
+    if not plain or not isinstance(size, int) or not isinstance(digest, str | None):
+        raise FormatError(f"{name!r:.120} is not a file of this folder with its size and hash")
+    return size, digest or ""
+
+
+def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:
+    """Yield files that are not those which the receipt lists, and files that it does not list."""
+    folder = artifact.folder
+    for name, problem in _changed(receipt.output, folder, workers):
+        yield Failure(name, problem)
+    container = container_of(artifact)
+    for name in container.unlisted(artifact, {*receipt.output, receipt.path.name}):
+        if name.endswith(READ):
+            yield Failure(name, "lies beside the artifact, but is not in its receipt")
+
+
+def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Iterator[Failure]:
+    """Yield files of the source that are not those from which the artifact was made."""
+    paths = {path.name: path for path in source.read_files()}
+    imatrix = receipt.recipe.quantize.imatrix
+    if imatrix is not None:
+        paths[Path(imatrix).name] = Path(imatrix)
+    for name in receipt.source.keys() - paths.keys():
+        yield Failure(name, "is in the receipt as a file of the source, which has none")
+    near = {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}
+    listed = {name: receipt.source[name] for name in near}
+    for name, problem in _changed(listed, source.folder, workers, near):
+        yield Failure("SOURCE", f"was changed after the conversion: {name} {problem}")
+
+
+def _changed(
+    listed: Mapping[str, Entry], folder: Path, workers: int, paths: Mapping[str, Path] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, problem) of each listed file that is not as listed; sizes first, then hashes."""
+    places = {name: (paths or {}).get(name, folder / name) for name in listed}
+    present = {name: path for name, path in places.items() if path.is_file()}
+    yield from ((name, "is in the receipt, but not there") for name in listed.keys() - present)
+    whole = []
+    for name, path in present.items():
+        size, expected = path.stat().st_size, listed[name][0]
+        if size != expected:
+            yield name, f"has {size} bytes, the receipt says {expected}"
+        elif listed[name][1]:
+            whole.append(name)
+    for name, digest in _hashes(whole, places, workers):
+        if digest != listed[name][1]:
+            yield name, "is not the file that the receipt describes (SHA-256 differs)"
+
+
+def _hashes(names: Iterable[str], paths: Mapping[str, Path], workers: int) -> list[tuple[str, str]]:
+    ordered = sorted(names)
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
+        return list(zip(ordered, pool.map(lambda n: sha256_file(paths[n]), ordered), strict=True))

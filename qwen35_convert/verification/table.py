@@ -1,0 +1,169 @@
+"""The checks of a proof, one row each, in the order in which they run.
+
+A check belongs to the lowest level at which what it catches is visible. It looks at a proof and
+yields failures; `needs` says without what it has nothing to look at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from quant.stored import open_value
+from qwen35_convert.containers.registry import container_of
+from qwen35_convert.failure import Failure
+from qwen35_convert.run.threads import each
+from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.verification.diagnose import explain
+from qwen35_convert.verification.files import file_failures
+from qwen35_convert.verification.logits import check_logits
+from qwen35_convert.verification.proof import Proof
+from qwen35_convert.verification.receipts import output_failures, source_failures
+from qwen35_convert.verification.reencode import Again
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row.
+
+    planted  the test that plants what this check catches
+    needs    attributes of the proof that must be there
+    lacks    attributes that must not: another check knows better
+    """
+
+    id: str
+    level: str
+    catches: str
+    run: Callable[[Proof], Iterator[Failure]]
+    planted: str
+    needs: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+    def applies(self, proof: Proof) -> bool:
+        """Whether there is anything to look at."""
+        there = all(getattr(proof, name) is not None for name in self.needs)
+        return there and all(getattr(proof, name) is None for name in self.lacks)
+
+    def as_dict(self) -> dict[str, str]:
+        """Return what `verify --list-checks --json` prints of it."""
+        return {
+            "id": self.id, "level": self.level, "catches": self.catches, "planted": self.planted,
+        }  # fmt: skip
+
+
+def _census(proof: Proof) -> Iterator[Failure]:
+    if not proof.checks.partial:
+        yield from container_of(proof.artifact).census(proof.artifact)
+
+
+def _files(proof: Proof) -> Iterator[Failure]:
+    assert proof.expected is not None, "it is needed"
+    yield from file_failures(proof.expected, proof.artifact)
+
+
+def _config(proof: Proof) -> Iterator[Failure]:
+    assert proof.source is not None, "it is needed"
+    yield from container_of(proof.artifact).config_differences(proof.artifact, proof.source)
+
+
+def _coverage(proof: Proof) -> Iterator[Failure]:
+    assert proof.source is not None, "it is needed"
+    if not proof.checks.partial:
+        yield from missing_atoms(proof.artifact, proof.source)
+
+
+def _outputs(proof: Proof) -> Iterator[Failure]:
+    assert proof.receipt is not None, "it is needed"
+    yield from output_failures(proof.receipt, proof.artifact, proof.checks.workers)
+
+
+def _sources(proof: Proof) -> Iterator[Failure]:
+    assert proof.receipt is not None, "it is needed"
+    assert proof.source is not None, "it is needed"
+    yield from source_failures(proof.receipt, proof.source, proof.checks.workers)
+
+
+def _defects(proof: Proof) -> Iterator[Failure]:
+    """Judge what is stored by itself: scales, codes, values that cannot be right."""
+    artifact = proof.artifact
+    for atom in artifact.layout.atoms.values():
+        value = open_value(artifact, atom)
+        keys = [part.key for part in value.scheme.parts("", (1, 1))]
+        stored = dict(zip(keys, atom.parts, strict=True))
+        counts: Counter[tuple[str, str]] = Counter()
+        for start, stop in value.chunks(1) if value.scheme.inspected else ():
+            for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
+                counts[key, defect] += count
+            value.release(start, stop)
+        for (key, defect), count in counts.items():
+            yield Failure(stored[key], f"has {count} {defect}")
+
+
+def _beside(proof: Proof) -> Iterator[Failure]:
+    yield from container_of(proof.artifact).beside(proof.artifact, proof.source)
+
+
+def _again(proof: Proof) -> Iterator[Failure]:
+    assert proof.expected is not None, "it is needed"
+    assert proof.source is not None, "it is needed"
+    checks = proof.checks
+    again = Again(proof.expected, proof.source, proof.artifact, checks.workers, checks.progress)
+    proof.compared = again.run()
+    yield from explain(proof.artifact, proof.source, proof.compared)
+
+
+def _values(proof: Proof) -> Iterator[Failure]:
+    import torch
+
+    artifact, source, checks = proof.artifact, proof.source, proof.checks
+    assert source is not None, "it is needed"
+    torch.set_num_threads(1)
+    names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
+
+    def one(name: str) -> Compared:
+        result = compare_atom(artifact, source, name, proof.importance.get(name))
+        checks.progress(name)
+        return result
+
+    # in the order of the source
+    order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
+    by_name = dict(zip(order, each(one, order, checks.workers), strict=True))
+    proof.compared = [by_name[name] for name in names]
+    yield from explain(artifact, source, proof.compared)
+
+
+def _logits(proof: Proof) -> Iterator[Failure]:
+    source, checks = proof.source, proof.checks
+    assert source is not None, "it is needed"
+    if proof.artifact.layout.problems:
+        yield Failure("logits", "were not measured: the artifact has problems")
+        return
+    proof.logits, shortfalls = check_logits(proof.artifact, source, checks.logits, checks.progress)
+    yield from shortfalls
+
+
+PLANTED = "tests/planted/test_planted.py"
+CHECKS = (
+    Check("census", "structure", "headers and config that contradict each other or an engine's "
+          "rules: lists, parts, roles, groups, classes", _census, PLANTED),
+    Check("files", "structure", "any file, header, key or field that the recipe does not make of "
+          "the source", _files, PLANTED, needs=("expected", "source")),
+    Check("config", "structure", "fields and keys that engines obey and that are not the source's",
+          _config, PLANTED, needs=("source",), lacks=("expected",)),
+    Check("coverage", "structure", "tensors that only one side has", _coverage, PLANTED,
+          needs=("source",)),
+    Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
+          _outputs, PLANTED, needs=("receipt",)),
+    Check("source", "tensors", "a source that is not the one the artifact was made from",
+          _sources, PLANTED, needs=("receipt", "source")),
+    Check("defects", "tensors", "values, scales and codes that are not finite", _defects, PLANTED),
+    Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
+          _again, PLANTED, needs=("expected", "source")),
+    Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
+          _values, PLANTED, needs=("source",), lacks=("expected",)),
+    Check("beside", "tensors", "a vision file that is not the source's", _beside, PLANTED,
+          lacks=("expected",)),
+    Check("logits", "logits", "predictions that are not the source's", _logits, PLANTED,
+          needs=("source",)),
+)  # fmt: skip

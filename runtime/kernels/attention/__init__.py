@@ -1,0 +1,1 @@
+"""Gated attention over pools of keys and values, and the rotation before it."""

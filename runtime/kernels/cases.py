@@ -1,0 +1,143 @@
+"""What a choice of kernels depends on: a call described in plain numbers, one type per operation.
+
+`gpu` is whether Triton kernels run, compiled or in the interpreter: `launch.use_triton`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+FLOAT, FP8_BLOCK, FP8_CHANNEL = "float", "FP8, block", "FP8, channel"  # how a weight is stored
+GROUP = 128  # columns of FP8 that share a scale, in blocks of a weight and in activations
+
+
+class Rows(NamedTuple):
+    """Rows of the residual stream."""
+
+    gpu: bool
+    rows: int
+
+
+class Product(NamedTuple):
+    """x [rows, K] times a stored weight.
+
+    dtype    of x
+    form     FLOAT, FP8_BLOCK or FP8_CHANNEL
+    dynamic  the weight is FP8, and many rows of x are quantised too
+    """
+
+    gpu: bool
+    rows: int
+    dtype: torch.dtype
+    form: str
+    dynamic: bool
+
+
+class Inputs(NamedTuple):
+    """x [rows, k] before its product with an FP8 weight: fields as in `Product`."""
+
+    gpu: bool
+    rows: int
+    form: str
+    dynamic: bool
+    k: int
+
+
+class CodesProduct(NamedTuple):
+    """Codes of x times an FP8 weight [n, k].
+
+    card   the GPU's compute capability, (0, 0) without one
+    dtype  of the product
+    scale  dtype of the weight's scales
+    """
+
+    card: tuple[int, int]
+    dtype: torch.dtype
+    form: str
+    scale: torch.dtype
+    n: int
+    k: int
+
+
+class NormedRow(NamedTuple):
+    """One row of k columns, its norm, and the weight after it, nbytes without its scales."""
+
+    gpu: bool
+    form: str
+    k: int
+    nbytes: int
+
+
+class Router(NamedTuple):
+    """Logits of the experts for each row."""
+
+    gpu: bool
+    rows: int
+    experts: int
+
+
+class ChosenExperts(NamedTuple):
+    """The chosen experts of each row: gate_up [2 * inner, hidden], down [hidden, inner]."""
+
+    gpu: bool
+    rows: int
+    form: str
+    dynamic: bool
+    hidden: int
+    inner: int
+
+
+class OneToken(NamedTuple):
+    """The sparse feed-forward of one row; absorbed: the shared expert is the last of the stack."""
+
+    gpu: bool
+    absorbed: bool
+
+
+class Step(NamedTuple):
+    """The delta rule for one token of each sequence.
+
+    states  rows times value heads
+    copied  the states were copied just before
+    """
+
+    gpu: bool
+    states: int
+    copied: bool
+
+
+class RuleOutput(NamedTuple):
+    """The delta rule's output.
+
+    decodes     rows of decoding are in the batch
+    head        size of a value head
+    takes_codes the product that follows takes codes in groups of 128
+    """
+
+    decodes: bool
+    head: int
+    takes_codes: bool
+
+
+class Heads(NamedTuple):
+    """Attention of a batch.
+
+    rows     of decoding
+    newest   how many of them one slot has at most
+    prompts  parts of prompts are in the batch
+    """
+
+    rows: int
+    newest: int
+    kv_heads: int
+    prompts: bool
+
+
+class Prompt(NamedTuple):
+    """Attention of prompts; compiled: not in the interpreter."""
+
+    gpu: bool
+    compiled: bool
+    dtype: torch.dtype

@@ -1,0 +1,252 @@
+"""Which kernel runs when: the one table of `runtime.kernels`, and the conditions in it.
+
+Read this first. An operation is something a layer needs. Each of its rows names an entry point, the
+cases it serves, and why. The rows of an operation are disjoint and cover every case, so their order
+means nothing. `python -m runtime.kernels.dispatch` prints the table.
+
+Code that needs an operation binds its functions to the rows. A function without a row, or a row
+without a function, fails at import. For each call the code describes the case in plain numbers:
+
+    _product = PRODUCT.bind(row_linear, float_linear, ...)
+    y = _product(Product(...))(x, weight)
+
+A choice is remembered (`choice`), so that the next one of the same case is a look-up. The replay of
+a CUDA graph chooses nothing.
+
+What is not chosen here:
+
+- Reference or kernel: without a GPU every wrapper runs its reference (`launch.use_triton`). A
+  reference has a row only where it replaces several kernels.
+- Operations with one kernel: rope, prompts through the convolution and the delta rule, routing,
+  sorting and summing pairs, the encoders. The head of each file says what it is for.
+- Block sizes, warps and stages of one kernel: they are in its file, beside their measurements.
+- Whether the shared expert is one of the stack: `runtime.load` decides it by the shapes.
+
+Times are microseconds on an H100, from benchmarks/results/kernels.jsonl, unless a unit is named;
+those of whole models are from benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from runtime.kernels.cases import (
+    FLOAT,
+    FP8_BLOCK,
+    FP8_CHANNEL,
+    GROUP,
+    ChosenExperts,
+    CodesProduct,
+    Heads,
+    Inputs,
+    NormedRow,
+    OneToken,
+    Product,
+    Prompt,
+    Router,
+    Rows,
+    RuleOutput,
+    Step,
+)
+from runtime.kernels.choice import NOTHING, Operation, Row, When, unless
+
+FEW_ROWS = 16
+DECODED_ROWS = 512
+WIDE_ROW = 2048
+LARGE_WEIGHT = 12 << 20
+WIDEST_STRIP = 2048  # a thread has 32 numbers of x
+FEW_TOKENS = 8
+MANY_TOKENS = 256
+FEW_STATES = 256
+FEW_KEY_HEADS = 64
+HOPPER = (9, 0)
+
+GPU = When("GPU", lambda case: case.gpu)
+NO_GPU = When("no GPU", lambda case: not case.gpu)
+ONE_ROW = When("1 row", lambda case: case.rows == 1)
+ROWS = When("2 rows or more", lambda case: case.rows != 1)
+FEW = When(f"{FEW_TOKENS} rows or fewer", lambda case: case.rows <= FEW_TOKENS)
+MORE = When(f"{FEW_TOKENS + 1} rows or more", lambda case: case.rows > FEW_TOKENS)
+MANY = When(f"{MANY_TOKENS} rows or more", lambda case: case.rows >= MANY_TOKENS)
+IN_FLOAT = When("float weight", lambda case: case.form == FLOAT)
+IN_FP8 = When("FP8 weight", lambda case: case.form != FLOAT)
+QUANTISED = When(
+    f"x quantised: dynamic FP8, over {FEW_ROWS} rows",
+    lambda case: case.dynamic and case.rows > FEW_ROWS,
+)
+GROUPS = When(
+    "scales of whole groups of 128 columns",
+    lambda case: (case.form == FP8_BLOCK or case.k <= GROUP) and case.k % GROUP == 0,
+)
+DECODED = When(
+    f"{DECODED_ROWS} rows or more of 16 bits",
+    lambda case: case.rows >= DECODED_ROWS and case.dtype.itemsize == 2,
+)
+CUBLAS = When(
+    "Hopper, BF16, float32 scales, n % 16 == 0, k % 16 == 0 (block: % 512)",
+    lambda case: (
+        case.card == HOPPER
+        and case.dtype == torch.bfloat16
+        and case.scale == torch.float32
+        and case.n % 16 == 0
+        and case.k % (16 if case.form == FP8_CHANNEL else 4 * GROUP) == 0
+    ),
+)
+WIDE = When(
+    f"{WIDE_ROW} columns or more, {LARGE_WEIGHT >> 20} MiB or more",
+    lambda case: case.k >= WIDE_ROW and case.nbytes >= LARGE_WEIGHT,
+)
+STRIPS = When(
+    f"FP8 weight, {WIDEST_STRIP} columns or fewer",
+    lambda case: case.form != FLOAT and case.k <= WIDEST_STRIP,
+)
+EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
+TILES_OF_CODES = When(
+    "block scales, hidden and inner in whole groups of 128",
+    lambda case: case.form == FP8_BLOCK and case.hidden % GROUP == case.inner % GROUP == 0,
+)
+ABSORBED = When("shared expert in the stack", lambda case: case.absorbed)
+FEW_STATES_OR_COPIES = When(
+    f"fewer than {FEW_STATES} states, or copied just before",
+    lambda case: case.copied or case.states < FEW_STATES,
+)
+CODES_ONLY = When(
+    "prompts only, heads of 128, codes taken",
+    lambda case: not case.decodes and case.head == GROUP and case.takes_codes,
+)
+FEW_DECODES = When(
+    f"decoding only, a row for each slot, {FEW_KEY_HEADS} key heads or fewer",
+    lambda case: (
+        not case.prompts and case.newest == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
+    ),
+)
+PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
+
+LAYER = Operation("a decoder layer", Rows, (
+    Row("runtime.model.one_row_layer", (GPU, ONE_ROW),
+        "norms and additions within the products: the number of kernels counts"),
+    Row("runtime.model.layer_of_rows", (unless(GPU, ONE_ROW),),
+        "norms apart: each is computed once, and not by every program of a product"),
+))  # fmt: skip
+
+CODES_WITH_ROWS = Row(
+    "encode.rows.store_codes", (GPU, QUANTISED, GROUPS),
+    "by the kernel that makes x, norm or gate: 87.2 ms for 89.1, 35B-A3B, a prompt of 8192",
+)  # fmt: skip
+CODES = Operation("FP8 codes of the rows x before a product", Inputs, (
+    CODES_WITH_ROWS,
+    Row(NOTHING, (unless(QUANTISED),), "few rows wait for the weights: nothing is gained"),
+    Row("encode.rows.quantize_rows", (QUANTISED, unless(GPU, GROUPS)),
+        "a kernel of its own: a whole row shares a scale, or the last group is short"),
+))  # fmt: skip
+
+PRODUCT = Operation("x W^T", Product, (
+    Row("linear.product.linear_reference", (NO_GPU,), "plain torch, however W is stored"),
+    Row("linear.row.row_linear", (GPU, ONE_ROW),
+        "in registers: 87 of FP8 34816 x 5120, in tiles 154 for 4 rows"),
+    Row("linear.product.float_linear", (GPU, ROWS, IN_FLOAT), "cuBLAS"),
+    Row("linear.product.tiled_linear", (GPU, ROWS, IN_FP8, unless(QUANTISED), unless(DECODED)),
+        "decodes as it reads: 106 for 16 rows of FP8 34816 x 5120"),
+    Row("linear.product.decoded_linear", (GPU, IN_FP8, unless(QUANTISED), DECODED),
+        "W decoded once, then cuBLAS: twice as fast as tiles that decode"),
+    Row("linear.product.quantised_linear", (GPU, QUANTISED),
+        "FP8 tensor cores: 95 for 117, 17 rows of 34816 x 5120; 2191 for 4283, 4096 rows"),
+))  # fmt: skip
+
+CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
+    Row("linear.product.scaled_mm", (CUBLAS,), "cuBLAS: 1300 TFLOP/s"),
+    Row("linear.product.tiled_codes", (unless(CUBLAS),), "what cuBLAS does not take"),
+))  # fmt: skip
+
+ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
+    Row("linear.row.norm_row_linear_reference", (NO_GPU,), "plain torch"),
+    Row("linear.row.normed_within", (GPU, unless(WIDE)),
+        "every program norms the row again, which costs less than one more kernel"),
+    Row("linear.row_strips.strips", (GPU, WIDE, STRIPS),
+        "normed once for 16 rows of W: 764 for 785 (normed before), 12 layers of 35B-A3B"),
+    Row("linear.row.normed_before", (GPU, WIDE, unless(STRIPS)),
+        "norming in every program would take from the bandwidth"),
+))  # fmt: skip
+
+ROW_NORM = Operation("the norm of one row before a product that needs it whole", NormedRow, (
+    Row("linear.row_parts.normed", (GPU, unless(WIDE)), "within the product, as above"),
+    Row("norm.rms.rmsnorm", (unless(GPU, unless(WIDE)),), "a kernel of its own, as above"),
+))  # fmt: skip
+
+GATED = Operation("silu(gate) * up", Rows, (
+    Row("linear.row_gated.row_gated", (GPU, ONE_ROW), "product and gate in one: 93, 27B in FP8"),
+    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW),),
+        "after the product; silu_mul_quantised where CODES of down names store_codes"),
+))  # fmt: skip
+
+ROUTER = Operation("logits of the experts", Router, (
+    Row("moe.layer.padded_logits", (GPU, MANY, unless(EIGHTS)),
+        "cuBLAS is slow for odd rows: 16 for 160, 8192 tokens and 257 rows"),
+    Row("linear.product.linear", (unless(GPU, MANY, unless(EIGHTS)),), "as any product"),
+))  # fmt: skip
+
+EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
+    Row("moe.layer.moe_experts_reference", (NO_GPU,), "reads only experts that have tokens"),
+    Row("moe.rows.few_tokens", (GPU, FEW), "each pair is a row: FP8, 4 tokens 62"),
+    Row("moe.tiles.tiled_pairs", (GPU, MORE, unless(QUANTISED)),
+        "pairs sorted by expert: FP8, 64 tokens 370, 2048 tokens 844"),
+    Row("moe.tiles.tiled_codes", (GPU, MORE, QUANTISED, unless(TILES_OF_CODES)),
+        "the same on codes, with any scales"),
+    Row("moe.w8a8.w8a8_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES),
+        "codes all the way: 514 for 844, 2048 tokens"),
+))  # fmt: skip
+
+ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (
+    Row("moe.row.routed_row", (GPU, ABSORBED),
+        "from the logits to the residual stream in two kernels: 1.77 ms a token, 35B-A3B"),
+    Row("moe.layer.moe_block", (unless(GPU, ABSORBED),), "by EXPERTS, the norm before it"),
+))  # fmt: skip
+
+RULE_STEP = Operation("the delta rule for one token of each sequence", Step, (
+    Row("delta_rule.mixed_step.mixed_step_reference", (NO_GPU,), "plain torch"),
+    Row("delta_rule.mixed_step.convolved_within", (GPU, FEW_STATES_OR_COPIES),
+        "two kernels, where a third one costs more than its bytes"),
+    Row("delta_rule.mixed_step.convolved_before", (GPU, unless(FEW_STATES_OR_COPIES)),
+        "convolved once, normed by the rule: 148 for 150, 64 sequences of 27B"),
+))  # fmt: skip
+
+RULE_OUTPUT = Operation("the norm of the delta rule's output", RuleOutput, (
+    Row("norm.gated.gated_rmsnorm_codes", (CODES_ONLY,), "nothing else reads the numbers"),
+    Row("norm.gated.gated_rmsnorm", (unless(CODES_ONLY),), "numbers"),
+))  # fmt: skip
+
+ATTENTION = Operation("what attention does to its projections", Heads, (
+    Row("attention.step.attention_step", (FEW_DECODES,),
+        "norm, rotation and writing cost 0.2: 11.5 for 11.3, 0.8B, one sequence of 1000"),
+    Row("attention.write.norm_rope_write", (unless(FEW_DECODES),),
+        "once for each token; then attention_decode for decoding, PROMPTS for prompts"),
+))  # fmt: skip
+
+PROMPTS = Operation("attention of prompts", Prompt, (
+    Row("attention.prefill.launch_prefill", (GPU, unless(PROOF)), "500 TFLOP/s"),
+    Row("attention.reference.attention_prefill_reference", (unless(GPU, unless(PROOF)),),
+        "float32 is for proof: its tiles take minutes to compile, then spill"),
+))  # fmt: skip
+
+OPERATIONS = (
+    LAYER, CODES, PRODUCT, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, GATED, ROUTER, EXPERTS, ONE_TOKEN,
+    RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
+)  # fmt: skip
+
+
+def table() -> str:
+    """Return all rows as text."""
+    lines = []
+    for operation in OPERATIONS:
+        lines += [operation.name, ""]
+        for row in operation.rows:
+            when = "; ".join(condition.text for condition in row.when)
+            lines += [f"    {row.kernel}", f"        when  {when}", f"        why   {row.why}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

@@ -1,0 +1,1 @@
+"""Products with stored weights, and the dense feed-forward made of them."""

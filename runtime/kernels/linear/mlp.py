@@ -1,0 +1,142 @@
+"""The dense gated feed-forward, which is also one expert and the shared expert of the MoE layers.
+
+Chosen for: `GATED` of two rows or more. Every dense feed-forward goes through `mlp`.
+
+    mlp(x) = down(silu(gate) * up),   [gate | up] = x W_gate_up^T
+    shared_expert(x) = sigmoid(x W_sg^T) * mlp(x)
+
+Source: Shazeer 2020, "GLU variants improve transformer"; Qwen3_5MLP of transformers for the casts:
+each linear, silu and each product is rounded to the model dtype.
+Trap: gate is the first half of gate_up, up the second; swapped halves have the right shapes.
+
+Shape letters: T tokens, H hidden, F inner size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import silu
+
+from runtime.kernels.cases import Rows
+from runtime.kernels.dispatch import GATED
+from runtime.kernels.encode.rows import Codes, quantized
+from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
+from runtime.kernels.linear.row_gated import row_gated, silu_times
+from runtime.kernels.linear.weight import BLOCK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.kernels.linear.weight import Weight
+
+_ELEMENTS = 1024
+_ROWS = 16
+
+
+def silu_mul_reference(gate_up_T2F: Tensor) -> Tensor:
+    """Say what `silu_mul` computes, in plain torch."""
+    gate, up = gate_up_T2F.chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def gated_linear_reference(x_TH: Tensor, gate_up: Weight) -> Tensor:
+    """Say what `gated_linear` computes, in plain torch."""
+    return silu_mul_reference(linear_reference(x_TH, gate_up))
+
+
+def mlp_reference(x_TH: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """Say what `mlp` computes, in plain torch."""
+    return linear_reference(gated_linear_reference(x_TH, gate_up), down)
+
+
+def silu_mul(gate_up_T2F: Tensor) -> Tensor:
+    """Return silu(first half) * second half [T, F] in the dtype of gate_up.
+
+    gate_up_T2F  [T, 2F] contiguous
+    """
+    assert gate_up_T2F.is_contiguous(), "gate_up must be contiguous"
+    if not use_triton(gate_up_T2F):
+        return silu_mul_reference(gate_up_T2F)
+    num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
+    out_TF = gate_up_T2F.new_empty((num_tokens, inner))
+    _silu_mul_kernel[(num_tokens, -(-inner // _ELEMENTS))](
+        gate_up_T2F, out_TF, inner, BLOCK=_ELEMENTS, num_warps=4
+    )
+    return out_TF
+
+
+def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> Tensor:
+    """Return silu(gate) * up [T, F] of [gate | up] = x gate_up^T.
+
+    x_TH     [T, H] model dtype, contiguous
+    gate_up  [2F, H], gate rows first
+    codes    those of x, if there are any
+    """
+    if _gated(Rows(use_triton(x_TH), x_TH.shape[0])) is row_gated:
+        return row_gated(x_TH, gate_up)
+    return silu_mul(linear(x_TH, gate_up, codes))
+
+
+def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
+    """Return down(silu(gate) * up) [T, H].
+
+    x_TH           [T, H] model dtype, contiguous
+    gate_up, down  [2F, H], gate rows first, and [H, F]
+    codes          those of x, if there are any
+    """
+    if not takes_codes(down, x_TH):
+        return linear(gated_linear(x_TH, gate_up, codes), down)
+    return codes_linear(silu_mul_quantised(linear(x_TH, gate_up, codes)), down, x_TH)
+
+
+def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:
+    """Return `quantize_rows` of `silu_mul`, groups of 128 and rows in sixteens, on a GPU.
+
+    gate_up_T2F  [T, 2F] contiguous, F a multiple of 128
+    """
+    num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
+    codes = Codes.room(num_tokens, inner, gate_up_T2F.device)
+    _silu_mul_quantised_kernel[(-(-num_tokens // _ROWS), inner // BLOCK)](
+        gate_up_T2F, *codes, num_tokens, inner, codes.scale.stride(1), ROWS=_ROWS, num_warps=4
+    )
+    return codes
+
+
+def shared_expert(
+    x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor, codes: Codes | None = None
+) -> Tensor:
+    """Return sigmoid(x gate^T) * mlp(x) [T, H].
+
+    gate           [1, H], `shared_expert_gate`: one number for each token
+    gate_up, down  [2S, H] and [H, S]; S is the shared expert's own size
+    codes          those of x, if there are any
+    """
+    return torch.sigmoid(linear(x_TH, gate)) * mlp(x_TH, gate_up, down, codes)
+
+
+@jit
+def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up + 2 * t * F + i, mask=i < F, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * t + 1) * F + i, mask=i < F, other=0.0).to(tl.float32)
+    tl.store(out + t * F + i, silu_times(gate, up, out).to(out.dtype.element_ty), mask=i < F)
+
+
+@jit
+def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.constexpr):
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    f = tl.program_id(1) * 128 + tl.arange(0, 128)[None, :]
+    rows, inside = t.to(tl.int64)[:, None], (t < T)[:, None]
+    gate = tl.load(gate_up + 2 * rows * F + f, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * rows + 1) * F + f, mask=inside, other=0.0).to(tl.float32)
+    product = silu_times(gate, up, gate_up)
+    q, s = quantized(product.to(gate_up.dtype.element_ty).to(tl.float32), codes)
+    tl.store(codes + rows * F + f, q, mask=inside)
+    tl.store(scale + tl.program_id(1) * height + t, s, mask=t < T)
+
+
+_gated = GATED.bind(row_gated, silu_mul)

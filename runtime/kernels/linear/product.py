@@ -1,0 +1,167 @@
+"""Linear layers on stored weights: float, or FP8 E4M3 with scales of 128 x 128 blocks or of rows.
+
+Chosen for: every `PRODUCT`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`: it asks the table. What
+cuBLAS computes is here.
+
+    weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
+    dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
+                  scales) or over the whole token (channel scales): W8A8, as vLLM and SGLang do
+
+Source: DeepSeek-V3 technical report, section 3.3.
+Trap: codes and scales have to be multiplied in float32 wherever the weight is read anyway: their
+product, rounded to bfloat16, is another weight. From 512 rows on a weight-only product does round
+it, as loading the weight decoded would.
+
+Shape letters: M rows of x (tokens), N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.kernels.cases import CodesProduct, Inputs, Product
+from runtime.kernels.dispatch import CODES, CODES_PRODUCT, CODES_WITH_ROWS, PRODUCT
+from runtime.kernels.encode.rows import (
+    MULTIPLE,
+    Codes,
+    quantize_rows,
+    quantize_rows_reference,
+)
+from runtime.kernels.launch import capability, use_triton
+from runtime.kernels.linear.row import row_linear
+from runtime.kernels.linear.tiles import tile_product
+from runtime.kernels.linear.weight import (
+    BLOCK,
+    Fp8Weight,
+    Weight,
+    dequant,
+    form_of,
+    linear_fp8_reference,
+    product_reference,
+    scale_edge,
+)
+
+
+def linear_fp8_dynamic_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """Say what `quantised_linear` computes, in plain torch."""
+    group = x_MK.shape[1] if scale_edge(codes, scale) == 1 else BLOCK
+    x_codes, x_scale = quantize_rows_reference(x_MK, group)
+    x = x_codes.float() * x_scale.repeat_interleave(group, 1)[:, : x_MK.shape[1]]
+    return linear_fp8_reference(x, codes, scale).to(x_MK.dtype)
+
+
+def linear_reference(x_MK: Tensor, weight: Weight, batch: int | None = None) -> Tensor:
+    """Say what `linear` computes, in plain torch.
+
+    batch  the number of rows that decides about quantising x, where x is part of a larger batch
+    """
+    if isinstance(weight, Fp8Weight) and weight.quantises(batch or x_MK.shape[0]):
+        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    return product_reference(x_MK, weight)
+
+
+def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
+    """Return whether whoever makes x writes its codes, in groups of 128 columns, for this weight.
+
+    weight  [N, K] or a stack of them, whatever it is stored in; x need not have K columns
+    """
+    if not isinstance(weight, Fp8Weight):
+        return False
+    inputs = Inputs(use_triton(x_MK), x_MK.shape[0], *weight.form, weight.codes.shape[-1])
+    return _codes(inputs) is CODES_WITH_ROWS
+
+
+def codes_for(weight: object, x_MK: Tensor) -> Codes | None:
+    """Return room for the codes of the rows x if `linear` with this weight takes them."""
+    num_rows, k = x_MK.shape
+    return Codes.room(num_rows, k, x_MK.device) if takes_codes(weight, x_MK) else None
+
+
+def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
+    """Return x @ weight.T [..., N] in x's dtype, whatever the weight is stored in.
+
+    x       [..., K]
+    weight  [N, K] in x's dtype, or an Fp8Weight
+    codes   those of x, from room of `codes_for`, if there are any: x is not quantised again
+    """
+    if x.ndim != 2:
+        x_MK = x.reshape(-1, x.shape[-1])
+        return linear(x_MK, weight, codes).view(*x.shape[:-1], weight.shape[0])
+    if codes is not None and takes_codes(weight, x):
+        return codes_linear(codes, weight, x)
+    case = Product(use_triton(x), x.shape[0], x.dtype, *form_of(weight))
+    y_MN: Tensor = _product(case)(x, weight)
+    return y_MN
+
+
+def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight.T [M, N] for a weight in x's dtype."""
+    return F.linear(x_MK, weight)
+
+
+def tiled_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, x as it is, the weight decoded in registers."""
+    _check(x_MK, weight)
+    return tile_product(x_MK, None, weight.codes, weight.scale, x_MK.dtype)
+
+
+def decoded_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, the weight decoded and rounded to it before."""
+    _check(x_MK, weight)
+    return F.linear(x_MK, dequant(weight.codes, weight.scale, x_MK.dtype))
+
+
+def quantised_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype with x quantised to E4M3 first (W8A8).
+
+    x_MK  [M, K] float, rows contiguous in themselves; one scale for each token and 128 columns
+          (block weights) or for each token (channel weights)
+    """
+    _check(x_MK, weight)
+    if not use_triton(x_MK):
+        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    group = x_MK.shape[1] if weight.edge == 1 else BLOCK
+    return codes_linear(quantize_rows(x_MK, group, MULTIPLE), weight, x_MK)
+
+
+def codes_linear(codes: Codes, weight: Weight, like: Tensor) -> Tensor:
+    """Return what the weight makes of the rows that have these codes, on a GPU.
+
+    codes  from `quantize_rows`, rows in sixteens
+    like   as many rows as there are, in the dtype of the product
+    """
+    assert isinstance(weight, Fp8Weight), "codes are multiplied with FP8 weights"
+    card, form, scale = capability(like.get_device()), weight.form[0], weight.scale.dtype
+    multiply = _codes_product(CodesProduct(card, like.dtype, form, scale, *weight.shape))
+    y_MN: Tensor = multiply(codes, weight, like.dtype)
+    return y_MN[: like.shape[0]]
+
+
+def scaled_mm(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
+    """Return the product of codes with the weight [M, N] by cuBLAS."""
+    y_MN: Tensor = torch._scaled_mm(
+        x.codes, weight.codes.T, scale_a=x.scale, scale_b=weight.scale.T, out_dtype=dtype
+    )
+    return y_MN
+
+
+def tiled_codes(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
+    """Return the product of codes with the weight [M, N] in tiles."""
+    return tile_product(x.codes, x.scale, weight.codes, weight.scale, dtype)
+
+
+def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
+    assert x_MK.ndim == weight.codes.ndim == 2, "x and codes must be matrices"
+    assert x_MK.shape[1] == weight.shape[1], "x and codes must have the same number of columns"
+    assert x_MK.stride(1) == 1, "rows must be contiguous"
+
+
+_codes = CODES.remembered(CODES.choose)
+_codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
+_product = PRODUCT.bind(
+    linear_reference, row_linear, float_linear, tiled_linear, decoded_linear, quantised_linear
+)

@@ -1,0 +1,340 @@
+"""One row times a stored weight: what decoding a single sequence consists of.
+
+Chosen for: `PRODUCT` and `ROW_PRODUCTS` of one row on a GPU.
+
+    y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
+    norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
+    residual   y is rounded, then added to it
+
+Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
+of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
+two parts of the columns, their scales and the norm's weights are loaded while the preceding kernels
+still run; x is then all that the first parts wait for. The norm of a short row is computed again by
+every program, which costs less than another kernel. For a wide row that would take bandwidth, so it
+is computed before, or by programs of many rows: see row_strips.
+
+Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
+their number, which is a power of two.
+
+Shape letters: N outputs, K inputs, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.cases import NormedRow
+from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_NORM, ROW_PRODUCTS
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.linear.row_parts import (
+    add_products,
+    finished,
+    keep,
+    no_products,
+    norm_part,
+    normed,
+    part_scales,
+    root_mean,
+    row_scales,
+    weight_part,
+    x_part,
+)
+from runtime.kernels.linear.row_strips import strips
+from runtime.kernels.linear.weight import (
+    NO_PRODUCT,
+    Fp8Weight,
+    Stored,
+    Weight,
+    check_row,
+    form_of,
+    product_reference,
+)
+from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
+_FEWEST_PROGRAMS = 128
+SHORT = 1024
+_PLAIN = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 2, "STAGES": 4}
+_PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
+# FP8, whose conversion is most of the work: twelve layers of 35B-A3B 762 us, 779 with four warps
+_PLAIN_LITTLE_FP8 = _PLAIN_LITTLE | {"num_warps": 8}
+_NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
+_NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+
+
+def row_linear_reference(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None) -> Tensor:
+    """Say what `row_linear` computes, in plain torch."""
+    y_1N = product_reference(x_1K, weight)
+    return y_1N if residual_1N is None else residual_1N + y_1N
+
+
+def norm_row_linear_reference(
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+) -> tuple[Tensor, ...]:
+    """Say what `norm_row_linear` computes, in plain torch."""
+    normed = rmsnorm_reference(x_1H, norm_H, eps)
+    return tuple(product_reference(normed, weight) for weight in weights)
+
+
+def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one.
+
+    x_1K         [1, K]
+    weight       [N, K] in x's dtype, or an Fp8Weight
+    residual_1N  [1, N] contiguous, in x's dtype
+    """
+    if not use_triton(x_1K):
+        return row_linear_reference(x_1K, weight, residual_1N)
+    return _launch(x_1K.contiguous(), None, 0.0, residual_1N, weight)[0]
+
+
+def norm_row_linear(
+    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+) -> tuple[Tensor, ...]:
+    """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
+
+    x_1H     [1, H] contiguous
+    norm_H   [H], stored as w: the factor is 1 + w
+    weights  [N, H] in x's dtype, or an Fp8Weight, each
+    """
+    multiply = _products(_case(x_1H, weights[0]))
+    products: tuple[Tensor, ...] = multiply(x_1H, norm_H, eps, *weights)
+    return products
+
+
+def normed_within(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+    """Return `norm_row_linear`, every program norming the row for itself."""
+    return _launch(x_1H, norm_H, eps, None, *weights)
+
+
+def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+    """Return `norm_row_linear`, the norm in a kernel of its own."""
+    return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
+
+
+def normed_and_linear(
+    x_1H: Tensor, norm_H: Tensor, eps: float, weight: Weight
+) -> tuple[Tensor, Tensor]:
+    """Return norm(x) [1, H] too, besides what `norm_row_linear` makes of one weight."""
+    if is_normed_before(x_1H, weight):
+        normed_1H = rmsnorm(x_1H, norm_H, eps)
+        return normed_1H, row_linear(normed_1H, weight)
+    normed_1H = torch.empty_like(x_1H)
+    (y_1N,) = _launch(x_1H, norm_H, eps, None, weight, kept=normed_1H)
+    return normed_1H, y_1N
+
+
+def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
+    """Return whether the norm of x before this weight is a kernel of its own."""
+    return _norm(_case(x_1H, weight)) is rmsnorm
+
+
+def _case(x_1H: Tensor, weight: Weight) -> NormedRow:
+    values = weight.codes if isinstance(weight, Fp8Weight) else weight
+    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], values.nbytes)
+
+
+def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
+    """Return launch options: a number of rows that divides N, columns in at least two parts.
+
+    STAGES 0 says that the two parts that are asked for ahead are all.
+    """
+    width = max(min(blocks["BLOCK_K"], power_of_two(-(-num_columns // 2))), 16)
+    return blocks | {
+        "BLOCK_N": min(blocks["BLOCK_N"], num_rows & -num_rows),
+        "BLOCK_K": width,
+        "STAGES": blocks["STAGES"] if num_columns > 2 * width else 0,
+    }
+
+
+def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
+    """Return launch options for one weight: small ones are spread over all multiprocessors."""
+    (n, k), little = weight.values.shape, weight.values.nbytes < LARGE_WEIGHT
+    if normed:
+        blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT, k)
+    elif little:
+        blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
+    else:
+        blocks = row_blocks(_PLAIN, k)
+    while blocks["BLOCK_N"] > 1 and n < _FEWEST_PROGRAMS * blocks["BLOCK_N"]:
+        blocks["BLOCK_N"] //= 2
+    return blocks
+
+
+def _launch(
+    x_1K: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    *weights: Weight,
+    kept: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    first, *more = [Stored.of(weight) for weight in weights]
+    k = check_row(x_1K, first, *more)
+    assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
+    blocks = _plan(first, normed=norm is not None)
+    outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
+    programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
+    second = NO_PRODUCT
+    if more:
+        programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
+        second = more[0].to_product(outputs[1])
+    _rows_kernel[(programs,)](
+        x_1K,
+        norm,
+        residual,
+        kept,
+        k,
+        eps,
+        *first.to_product(outputs[0]),
+        *second,
+        EDGE=first.edge,
+        EDGE2=more[0].edge if more else 0,
+        WIDTH=power_of_two(k),
+        **blocks,
+        **early(),
+    )
+    return tuple(outputs)
+
+
+@jit
+def _rows(
+    tile,
+    x,
+    norm,
+    residual,
+    kept,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    EDGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    first = tile * BLOCK_N
+    n = first + tl.arange(0, BLOCK_N)
+    # what no kernel writes comes while those before finish
+    w0 = weight_part(weight, first, N, 0, K, BLOCK_N, BLOCK_K)
+    w1 = weight_part(weight, first, N, BLOCK_K, K, BLOCK_N, BLOCK_K)
+    s0 = part_scales(scale, weight, first, 0, K, scale_row, scale_col, EDGE, BLOCK_K)
+    s1 = part_scales(scale, weight, first, BLOCK_K, K, scale_row, scale_col, EDGE, BLOCK_K)
+    n0, n1 = norm_part(norm, 0, K, BLOCK_K), norm_part(norm, BLOCK_K, K, BLOCK_K)
+    s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
+    wait_for_inputs()
+    x0, x1 = x_part(x, 0, K, BLOCK_K), x_part(x, BLOCK_K, K, BLOCK_K)
+    r_N = tl.zeros((BLOCK_N,), tl.float32)
+    if residual is not None:
+        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
+    root = 1.0
+    if norm is not None:
+        root = root_mean(x, K, eps, WIDTH)
+    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
+    if kept is not None:
+        keep(kept, x0, 0, K, tile)
+        keep(kept, x1, BLOCK_K, K, tile)
+    total = no_products(weight, BLOCK_N, BLOCK_K)
+    total = add_products(total, w0, x0, s0, EDGE)
+    total = add_products(total, w1, x1, s1, EDGE)
+    if STAGES > 0:
+        for start in tl.range(2 * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+            w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
+            w_K, x_K = norm_part(norm, start, K, BLOCK_K), x_part(x, start, K, BLOCK_K)
+            x_K = normed(x_K, w_K, root, x, norm)
+            if kept is not None:
+                keep(kept, x_K, start, K, tile)
+            s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
+            total = add_products(total, w, x_K, s, EDGE)
+    y_N = finished(total, s_N, EDGE).to(y.dtype.element_ty)
+    if residual is not None:
+        y_N = (r_N + y_N.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(y + n, y_N, mask=n < N)
+
+
+@jit
+def _rows_kernel(
+    x,
+    norm,
+    residual,
+    kept,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    weight2,
+    scale2,
+    y2,
+    N2,
+    scale_row2,
+    scale_col2,
+    EDGE: tl.constexpr,
+    EDGE2: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
+    start_next()
+    if weight2 is None or tile < tiles:
+        _rows(
+            tile,
+            x,
+            norm,
+            residual,
+            kept,
+            K,
+            eps,
+            weight,
+            scale,
+            y,
+            N,
+            scale_row,
+            scale_col,
+            EDGE,
+            WIDTH,
+            BLOCK_N,
+            BLOCK_K,
+            STAGES,
+        )
+    else:
+        _rows(
+            tile - tiles,
+            x,
+            norm,
+            residual,
+            None,
+            K,
+            eps,
+            weight2,
+            scale2,
+            y2,
+            N2,
+            scale_row2,
+            scale_col2,
+            EDGE2,
+            WIDTH,
+            max(BLOCK_N // 4, 1),
+            BLOCK_K,
+            min(STAGES, 2),
+        )
+
+
+_products = ROW_PRODUCTS.bind(norm_row_linear_reference, normed_within, normed_before, strips)
+_norm = ROW_NORM.bind(normed, rmsnorm)

@@ -1,0 +1,207 @@
+"""Gate and up of one row in one kernel: the first half of a feed-forward for a single token.
+
+Chosen for: `GATED` of one row on a GPU.
+
+    y = silu(x W_gate) * (x W_up)               each of the four steps rounded to x's dtype
+    norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
+
+How a row is read and multiplied: see row.
+
+Trap: the rows of a program must lie within one 128-row block of scales. For the rows of `up` the
+number of rows of a program, a power of two, has to divide F.
+
+Shape letters: H hidden size, F inner size of the feed-forward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn.functional import silu
+
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.linear.row import SHORT, is_normed_before, row_blocks
+from runtime.kernels.linear.row_parts import (
+    add_products,
+    finished,
+    no_products,
+    norm_part,
+    normed,
+    part_scales,
+    root_mean,
+    row_scales,
+    weight_part,
+    x_part,
+)
+from runtime.kernels.linear.weight import Stored, Weight, check_row, product_reference
+from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
+_GATED_SHORT = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+
+
+def row_gated_reference(
+    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Say what `row_gated` computes, in plain torch."""
+    normed = x_1H if norm_H is None else rmsnorm_reference(x_1H, norm_H, eps)
+    gate, up = product_reference(normed, gate_up).chunk(2, dim=-1)
+    return silu(gate) * up
+
+
+def row_gated(
+    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, of norm(x) if there is a norm.
+
+    x_1H     [1, H] contiguous
+    gate_up  [2F, H], gate rows first
+    norm_H   [H], stored as w: the factor is 1 + w
+    """
+    if not use_triton(x_1H):
+        return row_gated_reference(x_1H, gate_up, norm_H, eps)
+    if norm_H is not None and is_normed_before(x_1H, gate_up):
+        x_1H, norm_H = rmsnorm(x_1H, norm_H, eps), None
+    stored, hidden = Stored.of(gate_up), check_row(x_1H)
+    inner = stored.values.shape[0] // 2
+    assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
+    out_1F = x_1H.new_empty((1, inner))
+    blocks = row_blocks(_GATED if hidden > SHORT else _GATED_SHORT, hidden, inner)
+    _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
+        x_1H,
+        norm_H,
+        stored.values,
+        stored.scale,
+        out_1F,
+        hidden,
+        inner,
+        *stored.scale_strides,
+        eps,
+        EDGE=stored.edge,
+        WIDTH=power_of_two(hidden),
+        **blocks,
+        **early(),
+    )
+    return out_1F
+
+
+@jit
+def gated_sums(
+    x,
+    norm,
+    eps,
+    gate_up,
+    scale,
+    first,
+    H,
+    F,
+    scale_row,
+    scale_col,
+    WAIT: tl.constexpr,
+    EDGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Return (gate, up) of BLOCK_N columns from `first` on, in float32.
+
+    WAIT  1: the kernels before may still be writing x when the weights are asked for
+    """
+    up_first, up_last = F + first, 2 * F
+    g0 = weight_part(gate_up, first, F, 0, H, BLOCK_N, BLOCK_K)
+    u0 = weight_part(gate_up, up_first, up_last, 0, H, BLOCK_N, BLOCK_K)
+    g1 = weight_part(gate_up, first, F, BLOCK_K, H, BLOCK_N, BLOCK_K)
+    u1 = weight_part(gate_up, up_first, up_last, BLOCK_K, H, BLOCK_N, BLOCK_K)
+    n0, n1 = norm_part(norm, 0, H, BLOCK_K), norm_part(norm, BLOCK_K, H, BLOCK_K)
+    sg0 = part_scales(scale, gate_up, first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
+    su0 = part_scales(scale, gate_up, up_first, 0, H, scale_row, scale_col, EDGE, BLOCK_K)
+    sg1 = part_scales(scale, gate_up, first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
+    su1 = part_scales(scale, gate_up, up_first, BLOCK_K, H, scale_row, scale_col, EDGE, BLOCK_K)
+    sg_N = row_scales(scale, first, F, EDGE, BLOCK_N)
+    su_N = row_scales(scale, up_first, up_last, EDGE, BLOCK_N)
+    if WAIT > 0:
+        wait_for_inputs()
+    x0, x1 = x_part(x, 0, H, BLOCK_K), x_part(x, BLOCK_K, H, BLOCK_K)
+    root = 1.0
+    if norm is not None:
+        root = root_mean(x, H, eps, WIDTH)
+    gate = no_products(gate_up, BLOCK_N, BLOCK_K)
+    up = no_products(gate_up, BLOCK_N, BLOCK_K)
+    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
+    gate = add_products(gate, g0, x0, sg0, EDGE)
+    up = add_products(up, u0, x0, su0, EDGE)
+    gate = add_products(gate, g1, x1, sg1, EDGE)
+    up = add_products(up, u1, x1, su1, EDGE)
+    if STAGES > 0:
+        for start in tl.range(2 * BLOCK_K, H, BLOCK_K, num_stages=STAGES):
+            g = weight_part(gate_up, first, F, start, H, BLOCK_N, BLOCK_K)
+            u = weight_part(gate_up, up_first, up_last, start, H, BLOCK_N, BLOCK_K)
+            w_K, x_K = norm_part(norm, start, H, BLOCK_K), x_part(x, start, H, BLOCK_K)
+            x_K = normed(x_K, w_K, root, x, norm)
+            sg = part_scales(scale, gate_up, first, start, H, scale_row, scale_col, EDGE, BLOCK_K)
+            su = part_scales(
+                scale, gate_up, up_first, start, H, scale_row, scale_col, EDGE, BLOCK_K
+            )
+            gate = add_products(gate, g, x_K, sg, EDGE)
+            up = add_products(up, u, x_K, su, EDGE)
+    return finished(gate, sg_N, EDGE), finished(up, su_N, EDGE)
+
+
+@jit
+def rounded(x, like):
+    """Return x rounded to the dtype of the pointer `like`, in float32."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@jit
+def silu_times(gate, up, like):
+    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
+    gate = rounded(gate, like)
+    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)
+
+
+@jit
+def _gated_kernel(
+    x,
+    norm,
+    gate_up,
+    scale,
+    out,
+    H,
+    F,
+    scale_row,
+    scale_col,
+    eps,
+    EDGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    first = tl.program_id(0) * BLOCK_N
+    start_next()
+    gate, up = gated_sums(
+        x,
+        norm,
+        eps,
+        gate_up,
+        scale,
+        first,
+        H,
+        F,
+        scale_row,
+        scale_col,
+        1,
+        EDGE,
+        WIDTH,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
+    n = first + tl.arange(0, BLOCK_N)
+    tl.store(out + n, silu_times(gate, up, out).to(out.dtype.element_ty), mask=n < F)

@@ -1,0 +1,119 @@
+"""What a program of a product with one row loads, and how it multiplies; see row.
+
+Chosen for: `ROW_NORM` within a product. All kernels of one row share it.
+
+    total[n, g] += scale(n, g) * sum_v w[n, g, v] * x[g, v]         g counts 16 bytes of a row
+
+Loading and multiplying are separate functions, so that a kernel can load what no other kernel
+writes before it waits.
+"""
+
+from __future__ import annotations
+
+from runtime.kernels.launch import jit, tl
+
+
+@jit
+def root_mean(x, K, eps, WIDTH: tl.constexpr):
+    """Return rsqrt(mean(x^2) + eps)."""
+    x_K = x_part(x, 0, K, WIDTH)
+    return tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
+
+
+@jit
+def x_part(x, start, K, WIDTH: tl.constexpr):
+    """Return WIDTH columns of the row in float32."""
+    k = start + tl.arange(0, WIDTH)
+    return tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+
+
+@jit
+def norm_part(norm, start, K, WIDTH: tl.constexpr):
+    """Return WIDTH columns of the norm, or zeros if there is none."""
+    k = start + tl.arange(0, WIDTH)
+    w_K = tl.zeros((WIDTH,), tl.float32)
+    if norm is not None:
+        w_K = tl.load(norm + k, mask=k < K, other=0.0)
+    return w_K
+
+
+@jit
+def normed(x_K, w_K, root, x, norm):
+    """Return a part of the row, normed and rounded to x's dtype if there is a norm."""
+    if norm is not None:
+        x_K = (x_K * root * (1.0 + w_K.to(tl.float32))).to(x.dtype.element_ty).to(tl.float32)
+    return x_K
+
+
+@jit
+def keep(kept, x_K, start, K, tile):
+    """Write a part of the row, if this is the first tile."""
+    k = start + tl.arange(0, x_K.shape[0])
+    tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
+
+
+@jit
+def weight_part(weight, first, last, start, K, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return ROWS rows of the weight, from `first` on and below `last`, in WIDTH columns."""
+    n = first + tl.arange(0, ROWS)
+    k = start + tl.arange(0, WIDTH)
+    inside = (n < last)[:, None] & (k < K)[None, :]
+    return tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=inside, other=0.0)
+
+
+@jit
+def part_scales(
+    scale, weight, first, start, K, scale_row, scale_col, EDGE: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Return the scales of WIDTH columns, one for each 16 bytes; zeros if blocks have none.
+
+    The rows from `first` on lie within one block.
+    """
+    VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    s = tl.zeros((WIDTH // VECTOR,), tl.float32)
+    if EDGE > 1:
+        g = start + tl.arange(0, WIDTH // VECTOR) * VECTOR
+        at = scale + first // 128 * scale_row + g // 128 * scale_col
+        s = tl.load(at, mask=g < K, other=0.0)
+    return s
+
+
+@jit
+def row_scales(scale, first, last, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return the scales of ROWS rows; zeros if rows have none."""
+    s = tl.zeros((ROWS,), tl.float32)
+    if EDGE == 1:
+        n = first + tl.arange(0, ROWS)
+        s = tl.load(scale + n, mask=n < last, other=0.0)
+    return s
+
+
+@jit
+def no_products(weight, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return zeros for `add_products` to start from."""
+    VECTOR: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    return tl.zeros((ROWS, WIDTH // VECTOR), tl.float32)
+
+
+@jit
+def add_products(total, w, x_K, s, EDGE: tl.constexpr):
+    """Return total plus w * x_K, summed over the 16 bytes of weights that a thread loaded at once.
+
+    s  as `part_scales` gives them
+    """
+    NUM: tl.constexpr = total.shape[1]
+    VECTOR: tl.constexpr = x_K.shape[0] // NUM
+    w = tl.reshape(w, (total.shape[0], NUM, VECTOR)).to(tl.float32)
+    products = tl.sum(w * tl.reshape(x_K, (NUM, VECTOR))[None, :, :], 2)
+    if EDGE > 1:
+        products *= s.to(tl.float32)[None, :]
+    return total + products
+
+
+@jit
+def finished(total, s_N, EDGE: tl.constexpr):
+    """Return the sums [ROWS], times the scales of whole rows if there are such."""
+    y = tl.sum(total, 1)
+    if EDGE == 1:
+        y *= s_N.to(tl.float32)
+    return y

@@ -1,0 +1,1 @@
+"""The sparse feed-forward: router, chosen experts, shared expert."""

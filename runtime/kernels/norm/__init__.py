@@ -1,0 +1,1 @@
+"""Norms of the residual stream and of the delta rule's output."""

@@ -1,0 +1,172 @@
+"""RMSNorm of the residual stream, alone or with the residual add fused.
+
+Chosen for: `LAYER` of several rows, and `ROW_NORM` before a wide product.
+
+    rmsnorm        y = x * rsqrt(mean(x^2) + eps) * (1 + w)            one cast to x's dtype
+    add_rmsnorm    r = x + residual (rounded to the model dtype),  y = rmsnorm(r)
+
+Source: Zhang and Sennrich 2019; the Qwen3.5 model code of transformers for the casts.
+Trap: every norm of the family is zero-centred (1 + w) except `linear_attn.norm`, which is plain
+(see gated). Both kinds load with the right shapes.
+
+A product in FP8 reads codes of a norm, not its numbers: the kernels write what `quantize_rows` in
+groups of 128 makes of the rounded numbers, to the bit, beside them.
+
+Shape letters: T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.encode.rows import Codes, room_of, store_codes
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rmsnorm_reference(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """Say what `rmsnorm` computes, in plain torch."""
+    x = widen(x_TH)
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (1 + widen(weight_H))
+    return y.to(x_TH.dtype)
+
+
+def add_rmsnorm_reference(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Say what `add_rmsnorm` computes, in plain torch."""
+    total = x_TH + residual_TH
+    return rmsnorm_reference(total, weight_H, eps), total
+
+
+def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None) -> Tensor:
+    """Return the zero-centred RMSNorm of each row.
+
+    x_TH      [T, H] float, rows contiguous in themselves
+    weight_H  [H] float, stored as w: the factor is 1 + w
+    codes     room for those of the result, filled too; only on a GPU
+    """
+    _check_rows(x_TH, weight_H)
+    assert codes is None or use_triton(x_TH), "only the kernel writes codes"
+    if not use_triton(x_TH):
+        return rmsnorm_reference(x_TH, weight_H, eps)
+    y = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
+    block = power_of_two(x_TH.shape[1])
+    _rmsnorm_kernel[(x_TH.shape[0],)](
+        x_TH,
+        weight_H,
+        y,
+        *room_of(codes, x_TH),
+        x_TH.shape[1],
+        x_TH.stride(0),
+        eps,
+        BLOCK=block,
+        num_warps=_warps(block, codes),
+        **early(),
+    )
+    return y
+
+
+def add_rmsnorm(
+    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (the RMSNorm of x + residual, x + residual), both [T, H] in x's dtype.
+
+    x_TH, residual_TH  [T, H] of one dtype, rows contiguous in themselves; neither is changed
+    weight_H           [H] float, stored as w: the factor is 1 + w
+    codes              room for those of the norm, filled too; only on a GPU
+    """
+    _check_rows(x_TH, weight_H)
+    _check_rows(residual_TH, weight_H)
+    assert x_TH.dtype == residual_TH.dtype, "x and residual must have one dtype"
+    assert x_TH.shape == residual_TH.shape, "x and residual must have one shape"
+    assert codes is None or use_triton(x_TH), "only the kernel writes codes"
+    if not use_triton(x_TH):
+        return add_rmsnorm_reference(x_TH, residual_TH, weight_H, eps)
+    num_rows, hidden = x_TH.shape
+    y = torch.empty((num_rows, hidden), dtype=x_TH.dtype, device=x_TH.device)
+    total = torch.empty_like(y)
+    block = power_of_two(hidden)
+    _add_rmsnorm_kernel[(num_rows,)](
+        x_TH,
+        residual_TH,
+        weight_H,
+        y,
+        *room_of(codes, x_TH),
+        total,
+        hidden,
+        x_TH.stride(0),
+        residual_TH.stride(0),
+        eps,
+        BLOCK=block,
+        num_warps=_warps(block, codes),
+        **early(),
+    )
+    return y, total
+
+
+def _check_rows(x_TH: Tensor, weight_H: Tensor) -> None:
+    assert x_TH.ndim == 2, "x must be [T, H]"
+    assert x_TH.stride(1) == 1, "rows must be contiguous"
+    assert weight_H.shape == x_TH.shape[1:], "one weight for each element of a row"
+    assert weight_H.is_contiguous(), "the weight must be contiguous"
+
+
+def _warps(block: int, codes: Codes | None) -> int:
+    # 16 bytes of a row for each thread, two without codes: with them all would change threads first
+    return min(max(block // (512 if codes is None else 256), 1), 16)
+
+
+@jit
+def zero_centred(x, w, num, eps):
+    """Return the norm of one row x (float32, zero beyond `num`) with the stored weight w."""
+    return x * tl.rsqrt(tl.sum(x * x, 0) / num + eps) * (1.0 + w.to(tl.float32))
+
+
+@jit
+def _rmsnorm_kernel(x, weight, y, codes, codes_scale, height, H, x_row, eps, BLOCK: tl.constexpr):
+    start_next()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    w_H = tl.load(weight + i, mask=i < H, other=0.0)
+    wait_for_inputs()
+    x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
+    y_H = zero_centred(x_H, w_H, H, eps).to(y.dtype.element_ty)
+    tl.store(y + row * H + i, y_H, mask=i < H)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)
+
+
+@jit
+def _add_rmsnorm_kernel(
+    x,
+    residual,
+    weight,
+    y,
+    codes,
+    codes_scale,
+    height,
+    total,
+    H,
+    x_row,
+    residual_row,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    start_next()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    inside = i < H
+    w_H = tl.load(weight + i, mask=inside, other=0.0)
+    wait_for_inputs()
+    x_H = tl.load(x + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
+    r_H = tl.load(residual + row * residual_row + i, mask=inside, other=0.0).to(tl.float32)
+    sum_H = (x_H + r_H).to(total.dtype.element_ty)
+    tl.store(total + row * H + i, sum_H, mask=inside)
+    y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
+    tl.store(y + row * H + i, y_H, mask=inside)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)

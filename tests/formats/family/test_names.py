@@ -1,0 +1,161 @@
+"""Namespaces: every spelling in the wild leads to one name, and leftovers are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.family.names import (
+    HUB,
+    TASK_HEADS,
+    TEXT,
+    WRAPPERS,
+    leftover,
+    normalise,
+    place,
+    rename,
+)
+from formats.family.rules import RULES
+from formats.stored import Problem
+from formats.tensor import TensorInfo
+
+HUB_NAMES = [rule.hub.replace("{i}", "3").replace("{e}", "17") for rule in RULES.values()]
+names = st.sampled_from(HUB_NAMES)
+
+
+def info(name: str, dtype: str = "BF16", shape: tuple[int, ...] = (4, 4)) -> TensorInfo:
+    return TensorInfo(name, dtype, shape)
+
+
+@pytest.mark.parametrize("namespace", [HUB, TEXT])
+@pytest.mark.parametrize("hub", HUB_NAMES)
+def test_placing_a_name_and_normalising_it_gives_it_back(hub, namespace):
+    assert normalise(place(hub, namespace)) == hub
+
+
+@given(hub=names, wrappers=st.lists(st.sampled_from(WRAPPERS), max_size=6))
+def test_any_wrappers_in_front_are_stripped(hub, wrappers):
+    assert normalise(".".join([*wrappers, hub])) == hub
+
+
+@given(hub=names, at=st.integers(0, 9))
+def test_an_fp32_holder_anywhere_is_stripped(hub, at):
+    segments = hub.split(".")
+    segments.insert(min(at, len(segments)), "_fp32_params")
+    assert normalise(".".join(["model", *segments])) == hub
+
+
+@pytest.mark.parametrize(
+    ("stored", "hub"),
+    [
+        ("language_model.model.layers.0.mlp.gate.weight", "layers.0.mlp.gate.weight"),
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("vision_tower.pos_embed.weight", "visual.pos_embed.weight"),
+        ("model.language_model.visual.pos_embed.weight", "visual.pos_embed.weight"),
+        ("model.mtp.fc.weight", "mtp.fc.weight"),
+        ("model.layers.0.linear_attn._fp32_params.A_log", "layers.0.linear_attn.A_log"),
+    ],
+)
+def test_spellings_in_the_wild(stored, hub):
+    assert normalise(stored) == hub
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models.layers.0.mlp.gate.weight",
+        "language_models.layers.0.mlp.gate.weight",
+        "thinker.model.layers.0.mlp.gate.weight",
+        "layers.0.model.mlp.gate.weight",
+        "visual_model.pos_embed.weight",
+    ],
+)
+def test_a_wrapper_is_a_whole_segment_in_front_never_a_substring(name):
+    assert normalise(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "model", "language_model.model"])
+def test_a_name_of_wrappers_only_is_empty(name):
+    assert normalise(name) == ""
+
+
+@pytest.mark.parametrize("namespace", [HUB, TEXT])
+def test_head_mtp_and_vision_stand_where_the_hub_has_them(namespace):
+    assert place("lm_head.weight", namespace) == "lm_head.weight"
+    assert place("mtp.fc.weight", namespace) == "mtp.fc.weight"
+    assert place("visual.pos_embed.weight", namespace) == "model.visual.pos_embed.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "writer"),
+    [
+        ("model.layers.3.self_attn.q_proj.qweight", "GPTQ or AWQ"),
+        ("model.layers.3.self_attn.q_proj.qzeros", "GPTQ or AWQ"),
+        ("model.layers.3.self_attn.q_proj.g_idx", "GPTQ"),
+        ("model.layers.3.self_attn.q_proj.scales", "GPTQ, AWQ or MLX"),
+        ("language_model.model.layers.3.self_attn.q_proj.biases", "MLX"),
+        ("model.layers.3.self_attn.q_proj.weight.absmax", "bitsandbytes"),
+        ("model.layers.3.self_attn.q_proj.weight.quant_map", "bitsandbytes"),
+        ("model.layers.3.self_attn.q_proj.weight.nested_absmax", "bitsandbytes"),
+        ("model.layers.3.self_attn.q_proj.weight.quant_state.bitsandbytes__nf4", "bitsandbytes"),
+        ("model.layers.3.self_attn.q_proj.SCB", "bitsandbytes"),
+        ("model.layers.3.self_attn.q_proj.weight_packed", "compressed-tensors 4-bit"),
+        ("model.layers.3.mlp.experts.gate_up_proj_packed", "compressed-tensors 4-bit"),
+        ("model.layers.3.self_attn.q_proj.weight_zero_point", "compressed-tensors"),
+        ("model.layers.3.self_attn.q_proj.weight_scale_2", "NVFP4"),
+        ("model.layers.3.self_attn.q_proj.input_scale", "static FP8"),
+        ("model.layers.3.self_attn.k_scale", "KV-cache calibration"),
+        ("base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight", "a LoRA adapter"),
+        (
+            "base_model.model.model.layers.3.self_attn.q_proj.lora_B.default.weight",
+            "a LoRA adapter",
+        ),
+    ],
+)
+def test_what_another_tool_left_is_refused_with_its_writer(name, writer):
+    found = leftover(info(name, "F32"))
+    assert found is not None
+    assert (found.tensor, found.problem) == (name, f"was written by {writer}")
+    assert "unquantised checkpoint" in found.remedy
+
+
+@pytest.mark.parametrize("head", TASK_HEADS)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_task_head_is_refused_as_one(prefix, head):
+    found = leftover(info(f"{prefix}{head}.weight"))
+    assert found is not None
+    assert "task head" in found.problem
+
+
+@pytest.mark.parametrize("dtype", ["U8", "I8", "I32", "U32"])
+def test_a_packed_weight_is_refused_with_its_shape(dtype):
+    """bitsandbytes stores a 4-bit matrix as one column of bytes."""
+    found = leftover(info("model.layers.0.linear_attn.in_proj_a.weight", dtype, (65536, 1)))
+    assert found is not None
+    assert found.problem == f"is packed {dtype} with shape [65536, 1]"
+
+
+@pytest.mark.parametrize("hub", HUB_NAMES)
+def test_no_tensor_of_the_family_is_a_leftover(hub):
+    assert leftover(info(place(hub, HUB))) is None
+    assert leftover(info(place(hub, HUB) + "_scale_inv")) is None
+
+
+def test_two_spellings_of_one_tensor_collide():
+    one, two = "model.layers.0.mlp.gate.weight", "model.language_model.layers.0.mlp.gate.weight"
+    found, problems = rename([one, two, "lm_head.weight"])
+    assert found == {"layers.0.mlp.gate.weight": one, "lm_head.weight": "lm_head.weight"}
+    assert [problem.tensor for problem in problems] == [two]
+    assert one in problems[0].problem
+
+
+@given(st.lists(names, unique=True, max_size=20))
+def test_different_tensors_never_collide(hubs):
+    found, problems = rename(place(hub, HUB) for hub in hubs)
+    assert list(found) == hubs
+    assert problems == []
+
+
+def test_a_problem_reads_as_one_block():
+    assert str(Problem("x", "is odd", "mend it")) == "x is odd\n  fix   mend it"

@@ -1,0 +1,351 @@
+"""Faults that headers show: tensors missing, more, of another type or shape, or there twice."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from formats.tensor import TensorInfo
+from tests.planted.artifact import Artifact
+from tests.planted.edit import Entry, Tensors, editing
+from tests.planted.fault import (
+    BOTH,
+    FORGED,
+    STRUCTURE,
+    TENSORS,
+    UNOPENED,
+    Fault,
+    Names,
+    Where,
+    in_bases,
+)
+from tests.planted.tensor_faults import Names_
+
+Plant = Callable[[Tensors], Names]
+HOMES = in_bases(
+    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split", "wide-mixed",
+    "wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe",
+)  # fmt: skip
+FOLDERS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split",
+                   "wide-mixed")  # fmt: skip
+FP8 = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-fp8-block",
+               "wide-mixed")  # fmt: skip
+FILES = in_bases("wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe")
+UNTIED = in_bases("wide-fp8-channel", "wide-bf16-split", "wide-mixed")
+SPLIT_EXPERTS = in_bases("moe-fp8-block", "moe-fp8-channel", "moe-bf16-split")
+
+
+def cases() -> Iterator[Fault]:
+    """Yield every fault of this kind."""
+    for name in MISSING:
+        yield _fault(f"missing-{name}", partial(_remove, hub=name), HOMES)
+    yield _fault("missing-expert", partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
+                 SPLIT_EXPERTS)  # fmt: skip
+    yield _fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
+    yield _fault("missing-mtp", _without_mtp, FILES)
+    # transformers saves a model so; engines that draft refuse it by themselves
+    yield _fault("missing-mtp", _without_mtp, FOLDERS, receipts=(FORGED,))
+    yield _fault("missing-layer", _without_layer, HOMES)
+    yield _fault("missing-scale", _without_scale, FP8)
+    for name, (wanted, entry) in EXTRA.items():
+        yield _fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FOLDERS)
+    for name, (wanted, entry) in EXTRA_OF_FILES.items():
+        yield _fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FILES)
+    for name, plant in TYPES.items():
+        yield _fault(f"type-{name}", plant, FOLDERS)
+    for name, plant in SCALES.items():
+        yield _fault(f"type-{name}", plant, FP8)
+    for name, plant in TYPES_OF_FILES.items():
+        yield _fault(f"type-{name}", plant, FILES)
+    for name, plant in SHAPES.items():
+        yield _fault(f"shape-{name}", plant, HOMES)
+    for name, dtype in (("scale-in-f16", torch.float16), ("scale-in-f32", torch.float32)):
+        plant = _scale_in(dtype, "F16" if dtype == torch.float16 else "F32")
+        yield _fault(f"type-{name}", plant, FP8, receipts=(FORGED,))
+    yield _fault("type-scale-called-f16", _call_scale_f16, FP8, TENSORS)
+    yield _fault("a-linear-left-in-bf16", _dequantise, FP8)
+    yield _fault("order-of-tensors", _reorder, HOMES, receipts=(FORGED,))
+    yield _fault("two-names-exchanged", _rename, HOMES, TENSORS)
+    yield Fault("header", "a-name-twice", _twice, FOLDERS, STRUCTURE, UNOPENED)
+    yield Fault("header", "cut", partial(_cut, keep=0.7), HOMES, STRUCTURE, UNOPENED)
+    yield Fault("header", "cut-by-a-byte", partial(_cut, keep=-1), FOLDERS, STRUCTURE, UNOPENED)
+    yield Fault("header", "a-hole-at-the-end", _lengthen, HOMES, STRUCTURE, UNOPENED)
+    yield Fault("header", "empty-file", partial(_cut, keep=0.0), HOMES, STRUCTURE, UNOPENED)
+
+
+def _fault(
+    name: str,
+    plant: Plant,
+    where: Where,
+    level: str = STRUCTURE,
+    receipts: tuple[str, ...] = BOTH,
+) -> Fault:
+    def apply(artifact: Artifact) -> Names:
+        with editing(artifact) as tensors:
+            return plant(tensors)
+
+    return Fault("header", name, apply, where, level, UNOPENED, receipts)
+
+
+MISSING = (
+    "mtp.norm.weight", "layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias",
+    "layers.1.post_attention_layernorm.weight", "norm.weight",
+    "layers.0.linear_attn.in_proj_z.weight",
+)  # fmt: skip
+
+
+def _remove(tensors: Tensors, hub: str) -> str:
+    stored, scale = tensors.stored(hub), tensors.scale(hub)
+    for name in (stored, *([scale.info.name] if scale else ())):
+        del tensors.home(name).entries[name]
+    return stored
+
+
+def _remove_all(tensors: Tensors, prefixes: tuple[str, ...]) -> str:
+    gone = [name for name in tensors.names() if name.startswith(prefixes)]
+    for name in gone:
+        del tensors.home(name).entries[name]
+    return "|".join(gone)
+
+
+def _without_mtp(tensors: Tensors) -> str:
+    """Lose MTP as transformers does, whose config still promises it."""
+    norm = tensors.stored("mtp.layers.0.input_layernorm.weight")
+    prefix = norm.removesuffix("attn_norm.weight").removesuffix("layers.0.input_layernorm.weight")
+    field = "nextn_predict_layers|" if tensors.artifact.base.gguf else "mtp_num_hidden_layers|"
+    return field + _remove_all(tensors, (prefix,))
+
+
+def _without_layer(tensors: Tensors) -> str:
+    norm = tensors.stored("layers.1.input_layernorm.weight")
+    prefix = norm.removesuffix("attn_norm.weight").removesuffix("input_layernorm.weight")
+    return _remove_all(tensors, (prefix,))
+
+
+def _without_scale(tensors: Tensors) -> str:
+    scale = tensors.scale(_up(tensors))
+    assert scale is not None, "the weight is not quantised"
+    del tensors.home(scale.info.name).entries[scale.info.name]
+    return tensors.stored(_up(tensors))
+
+
+def _up(tensors: Tensors) -> str:
+    return Names_(tensors.artifact.base.model).mlp("up_proj")
+
+
+def entry(name: str, dtype: str, *shape: int) -> Entry:
+    """Return a tensor of small numbers."""
+    info = TensorInfo(name, dtype, shape)
+    return Entry(info, (np.arange(info.nbytes) % 64).astype(np.uint8))
+
+
+def _add(tensors: Tensors, wanted: str, entry: Entry) -> str:
+    file = tensors.files[0]
+    ordered = [*file.entries.values(), replace(entry)]
+    widths = {"F32": 4, "BF16": 2}
+    if file.path.suffix != ".gguf":
+        ordered.sort(key=lambda one: -widths.get(one.info.dtype, 1))
+    file.entries = {one.info.name: one for one in ordered}
+    return wanted
+
+
+EXTRA = {
+    "bias": ("q_proj.bias|in_proj_z.bias",
+             entry("model.layers.0.linear_attn.in_proj_z.bias", "BF16", 256)),
+    "unknown": ("model.layers.0.mlp.magic.weight",
+                entry("model.layers.0.mlp.magic.weight", "BF16", 4, 4)),
+    "rotary": ("rotary_emb.inv_freq",
+               entry("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", 32)),
+    "layer": ("layers.7.input_layernorm",
+              entry("model.layers.7.input_layernorm.weight", "BF16", 128)),
+    "adapter": ("lora_A", entry("model.layers.0.mlp.up_proj.lora_A.weight", "BF16", 8, 128)),
+    "kv-scale": ("k_scale", entry("model.layers.3.self_attn.k_scale", "F32", 1)),
+    "input-scale": ("input_scale", entry("model.layers.0.mlp.up_proj.input_scale", "F32", 1)),
+    "packed": ("weight_packed", entry("model.layers.0.mlp.up_proj.weight_packed", "U8", 4, 4)),
+    "head": ("score.weight", entry("score.weight", "BF16", 2, 128)),
+    "second-mtp": ("mtp.layers.1",
+                   entry("mtp.layers.1.input_layernorm.weight", "BF16", 128)),
+}  # fmt: skip
+EXTRA_OF_FILES = {
+    "unknown": ("blk.0.magic.weight", entry("blk.0.magic.weight", "F32", 4)),
+    "rope-freqs": ("rope_freqs.weight", entry("rope_freqs.weight", "F32", 8)),
+    "bias": ("blk.0.attn_qkv.bias", entry("blk.0.attn_qkv.bias", "F32", 640)),
+    "scale": ("blk.0.ffn_up.scale", entry("blk.0.ffn_up.scale", "F32", 1)),
+    "layer": ("blk.9.attn_norm.weight", entry("blk.9.attn_norm.weight", "F32", 128)),
+    "head-of-mtp": ("nextn.shared_head_head", entry("blk.4.nextn.shared_head_head.weight", "F32",
+                                                    8, 128)),
+    "adapter": ("lora_a", entry("blk.0.ffn_up.weight.lora_a", "F32", 4, 128)),
+    "vision": ("v.patch_embd.weight", entry("v.patch_embd.weight", "F32", 4, 4)),
+    "classifier": ("cls.output.weight", entry("cls.output.weight", "F32", 2, 128)),
+}  # fmt: skip
+
+
+def _recast(hub: str, dtype: torch.dtype, name: str) -> Plant:
+    """Return a fault that stores a plain tensor in another type."""
+
+    def plant(tensors: Tensors) -> str:
+        one = tensors.at(hub)
+        values = one.view().float().to(dtype)
+        one.data = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+        one.info = replace(one.info, dtype=name)
+        _sort(tensors, one.info.name)
+        return one.info.name
+
+    return plant
+
+
+def _sort(tensors: Tensors, stored: str) -> None:
+    """Keep wider types first in a file of safetensors: its tensors are aligned so."""
+    file, widths = tensors.home(stored), {"F32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1, "F64": 8}
+    if file.path.suffix != ".gguf":
+        ordered = sorted(file.entries.items(), key=lambda item: -widths.get(item[1].info.dtype, 2))
+        file.entries = dict(ordered)
+
+
+def _relabel(pick: Callable[[Tensors], Entry], dtype: str) -> Plant:
+    """Return a fault that says another type of the same bytes."""
+
+    def plant(tensors: Tensors) -> str:
+        one = pick(tensors)
+        one.info = replace(one.info, dtype=dtype)
+        return one.info.name
+
+    return plant
+
+
+def _call_scale_f16(tensors: Tensors) -> str:
+    scale = tensors.scale(_up(tensors))
+    assert scale is not None, "the weight is not quantised"
+    scale.info = replace(scale.info, dtype="F16")
+    return tensors.stored(_up(tensors))
+
+
+def _scale_in(dtype: torch.dtype, name: str) -> Plant:
+    def plant(tensors: Tensors) -> str:
+        scale = tensors.scale(_up(tensors))
+        assert scale is not None, "the weight is not quantised"
+        scale.data = scale.view().to(dtype).contiguous().view(torch.uint8).numpy().reshape(-1)
+        scale.info = replace(scale.info, dtype=name)
+        _sort(tensors, scale.info.name)
+        return scale.info.name.rsplit(".", 1)[0]
+
+    return plant
+
+
+TYPES: dict[str, Plant] = {
+    "decay-in-bf16": _recast("layers.0.linear_attn.A_log", torch.bfloat16, "BF16"),
+    "delta-norm-in-bf16": _recast("layers.0.linear_attn.norm.weight", torch.bfloat16, "BF16"),
+    "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
+    "embedding-in-f16": _recast("embed_tokens.weight", torch.float16, "F16"),
+    "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16, "F16"),
+    "bf16-bits-called-f16": _relabel(
+        lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"),
+    "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
+}  # fmt: skip
+SCALES: dict[str, Plant] = {
+    "codes-called-integers": _relabel(lambda t: t.at(_up(t)), "I8"),
+    "codes-called-bytes": _relabel(lambda t: t.at(_up(t)), "U8"),
+    "codes-called-e5m2": _relabel(lambda t: t.at(_up(t)), "F8_E5M2"),
+    "scale-in-f64": _scale_in(torch.float64, "F64"),
+}  # fmt: skip
+TYPES_OF_FILES: dict[str, Plant] = {
+    "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
+    "norm-in-bf16": _recast("layers.1.input_layernorm.weight", torch.bfloat16, "BF16"),
+    "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16, "F16"),
+    "decay-in-bf16": _recast("layers.0.linear_attn.A_log", torch.bfloat16, "BF16"),
+}
+
+
+def _reshape(hub: str) -> Plant:
+    """Return a fault that says the shape of a matrix the other way round, or flattens it."""
+
+    def plant(tensors: Tensors) -> str:
+        one = tensors.at(hub)
+        shape = one.info.shape
+        one.info = replace(one.info, shape=(*shape[:-2], shape[-1], shape[-2]))
+        return one.info.name
+
+    return plant
+
+
+def _shorter(hub: str) -> Plant:
+    """Return a fault that loses the second half of a tensor's rows."""
+
+    def plant(tensors: Tensors) -> str:
+        one = tensors.at(hub)
+        rows = one.info.shape[0] // 2
+        one.info = replace(one.info, shape=(rows, *one.info.shape[1:]))
+        one.data = one.data[: len(one.data) // 2]
+        return f"{one.info.name}|the embedding has" if "embed" in hub else one.info.name
+
+    return plant
+
+
+SHAPES: dict[str, Plant] = {
+    "of-a-matrix-turned": _reshape("layers.0.linear_attn.in_proj_b.weight"),
+    "of-a-conv-turned": _reshape("layers.0.linear_attn.conv1d.weight"),
+    "of-a-norm-halved": _shorter("layers.0.input_layernorm.weight"),
+    "of-the-embedding-halved": _shorter("embed_tokens.weight"),
+    "of-the-decay-halved": _shorter("layers.0.linear_attn.A_log"),
+}
+
+
+def _dequantise(tensors: Tensors) -> str:
+    """Store one weight as it was; the list of unquantised modules does not name it."""
+    name = _up(tensors)
+    one, scale, values = tensors.at(name), tensors.scale(name), tensors.values(name)
+    assert scale is not None, "the weight is not quantised"
+    del tensors.home(scale.info.name).entries[scale.info.name]
+    one.data = values.to(torch.bfloat16).view(torch.uint8).numpy().reshape(-1)
+    one.info = replace(one.info, dtype="BF16")
+    _sort(tensors, one.info.name)
+    return one.info.name.removesuffix(".weight")
+
+
+def _reorder(tensors: Tensors) -> str:
+    """Let the last two of the norms change places: right for any reader, but not what we write."""
+    entries = tensors.files[0].entries
+    one, two = [name for name in entries if name.endswith("norm.weight")][-2:]
+    order = [two if n == one else one if n == two else n for n in entries]
+    tensors.files[0].entries = {name: entries[name] for name in order}
+    return f"{one}|{two}|{tensors.files[0].path.name}"
+
+
+def _rename(tensors: Tensors) -> Names:
+    """Exchange the names of two norms, not their values."""
+    one, two = (tensors.at(f"layers.{i}.post_attention_layernorm.weight") for i in (0, 1))
+    one.data, two.data = two.data, one.data
+    return one.info.name, two.info.name
+
+
+def _twice(artifact: Artifact) -> str:
+    """Let a name stand twice in a header: readers take the first or the last."""
+    path = artifact.tensor_files()[0]
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = content[8 : 8 + length].rstrip()
+    name = next(n for n in json.loads(header) if n.endswith("up_proj.weight"))
+    said = json.dumps({name: json.loads(header)[name]}, separators=(",", ":")).encode()
+    header = header[:-1] + b"," + said[1:]
+    header += b" " * (-len(header) % 8)
+    artifact.write(path.name, struct.pack("<Q", len(header)) + header + content[8 + length :])
+    return name
+
+
+def _cut(artifact: Artifact, keep: float) -> str:
+    path = artifact.tensor_files()[0]
+    content = path.read_bytes()
+    artifact.write(path.name, content[: int(keep * len(content)) if keep >= 0 else int(keep)])
+    return path.name
+
+
+def _lengthen(artifact: Artifact) -> str:
+    path = artifact.tensor_files()[0]
+    artifact.write(path.name, path.read_bytes() + bytes(4096))
+    return path.name

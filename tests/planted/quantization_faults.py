@@ -1,0 +1,200 @@
+"""Faults in `quantization_config`: codes that an engine would read by another rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.planted.artifact import Artifact, Base
+from tests.planted.config_faults import CONFIG
+from tests.planted.fault import FORGED, STRUCTURE, UNOPENED, Fault, Where, in_bases, in_outputs
+
+BLOCK = "quantization_config"
+Change = Callable[[dict[str, Any]], object]
+OFFICIAL = in_bases("nano-fp8-block", "moe-fp8-block", "nano-fp8-block-hub")
+COMPRESSED = in_bases("wide-fp8-channel", "moe-fp8-channel", "wide-mixed")
+
+
+def cases() -> Iterator[Fault]:
+    """Yield every fault of this kind."""
+    for table, where in ((FP8, OFFICIAL), (GROUPS, COMPRESSED), (LISTS, _every)):
+        for name, (wanted, change) in table.items():
+            yield _fault(name, wanted, change, where)
+    for table, where in ((FP8_REFUSED, OFFICIAL), (REFUSED, _every)):
+        for name, (wanted, change) in table.items():
+            yield _fault(name, wanted, change, where, codes=UNOPENED)
+    for name, (wanted, change) in TWO_GROUPS.items():
+        yield _fault(name, wanted, change, in_outputs("mixed"))
+    for name, (wanted, change) in ONLY_BY_RECEIPT.items():
+        yield _fault(name, wanted, change, _every, receipts=(FORGED,))
+    yield Fault("quantization", "missing", _drop, _every, STRUCTURE)
+    yield Fault(
+        "quantization", "in-text-config-too", _twice, in_outputs("fp8-block-hub"), STRUCTURE
+    )
+    yield Fault("quantization", "of-nothing", _invent, in_outputs("bf16-split"), STRUCTURE)
+
+
+def _every(base: Base) -> bool:
+    """Whether something is quantised in this base."""
+    return OFFICIAL(base) or COMPRESSED(base)
+
+
+def _fault(name: str, wanted: str, change: Change, where: Where, **more: Any) -> Fault:
+    def plant(artifact: Artifact) -> tuple[str, ...]:
+        with artifact.json(CONFIG) as config:
+            change(config[BLOCK])
+        return tuple(wanted.split(" "))
+
+    return Fault("quantization", name, plant, where, STRUCTURE, **more)
+
+
+def _drop(artifact: Artifact) -> str:
+    with artifact.json(CONFIG) as config:
+        del config[BLOCK]
+    return BLOCK
+
+
+def _twice(artifact: Artifact) -> str:
+    """Let the text part say another thing than the root: loaders differ in which they read."""
+    with artifact.json(CONFIG) as config:
+        config["text_config"][BLOCK] = config[BLOCK] | {"activation_scheme": "static"}
+    return "activation_scheme|quantization_config"
+
+
+def _invent(artifact: Artifact) -> str:
+    with artifact.json(CONFIG) as config:
+        config[BLOCK] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    return BLOCK
+
+
+def put(field: str, value: Any) -> Change:
+    """Return a change of one field."""
+    return lambda block: block.update({field: value})
+
+
+def groups(part: str, field: str, value: Any) -> Change:
+    """Return a change of a field in every group's weights, activations or own fields."""
+
+    def change(block: dict[str, Any]) -> None:
+        for group in block["config_groups"].values():
+            (group[part] if part else group)[field] = value
+
+    return change
+
+
+def entries(block: dict[str, Any]) -> list[str]:
+    """Return the list of modules that are not quantised."""
+    found: list[str] = block.get("modules_to_not_convert", block.get("ignore"))
+    return found
+
+
+def _without(ending: str) -> Change:
+    """Return a change that takes the modules of this name from the list."""
+
+    def change(block: dict[str, Any]) -> None:
+        kept = [entry for entry in entries(block) if not entry.endswith(ending)]
+        assert len(kept) < len(entries(block)), f"{ending} is not in the list"
+        entries(block)[:] = kept
+
+    return change
+
+
+def _with(*endings: str) -> Change:
+    """Return a change that lists quantised modules."""
+
+    def change(block: dict[str, Any]) -> None:
+        listed = (entry for entry in entries(block) if entry.endswith("embed_tokens"))
+        prefix = next(listed).removesuffix("embed_tokens")
+        entries(block).extend(prefix + ending for ending in endings)
+
+    return change
+
+
+def _prefix(block: dict[str, Any]) -> None:
+    """Write the list in the other namespace."""
+    hub, text = "model.language_model.", "model."
+    nested = any(entry.startswith(hub) for entry in entries(block))
+    old, new = (hub, text) if nested else (text, hub)
+    entries(block)[:] = [new + e.removeprefix(old) if e.startswith(old) else e
+                         for e in entries(block)]  # fmt: skip
+
+
+def _swap_targets(block: dict[str, Any]) -> None:
+    one, two = block["config_groups"].values()
+    one["targets"], two["targets"] = two["targets"], one["targets"]
+
+
+def _lose_group(block: dict[str, Any]) -> None:
+    block["config_groups"].popitem()
+
+
+def _lose_target(block: dict[str, Any]) -> None:
+    next(iter(block["config_groups"].values()))["targets"].pop(0)
+
+
+# name: (what must be named, change)
+FP8: dict[str, tuple[str, Change]] = {
+    "activations-static": ("activation_scheme", put("activation_scheme", "static")),
+    "format-e5m2": ("fmt", put("fmt", "e5m2")),
+    "block-size-missing": ("weight_block_size", lambda block: block.pop("weight_block_size")),
+    "scales-in-ue8m0": ("scale_fmt", put("scale_fmt", "ue8m0_packed")),
+    "dequantize": ("dequantize", put("dequantize", True)),
+}
+FP8_REFUSED: dict[str, tuple[str, Change]] = {
+    "block-size-64": ("weight_block_size", put("weight_block_size", [64, 64])),
+    "block-size-1": ("weight_block_size", put("weight_block_size", [1, 128])),
+    "method-compressed-tensors": (
+        "quant_method|weight_scale|config_groups", put("quant_method", "compressed-tensors")),
+}  # fmt: skip
+REFUSED: dict[str, tuple[str, Change]] = {
+    "method-awq": ("awq", put("quant_method", "awq")),
+    "method-missing": ("quant_method|unnamed", lambda block: block.pop("quant_method")),
+}
+LISTS: dict[str, tuple[str, Change]] = {
+    "list-without-in-proj-b": ("in_proj_b", _without("0.linear_attn.in_proj_b")),
+    "list-without-mtp-fc": ("mtp.fc", _without("mtp.fc")),
+    "list-of-a-quantised-module": ("layers.0.linear_attn.out_proj",
+        _with("layers.0.linear_attn.out_proj")),
+    "list-of-a-quantised-layer": ("layers.1.self_attn|layers.1.linear_attn", _with("layers.1")),
+    "list-of-what-is-not-there": ("layers.9.self_attn.q_proj", _with("layers.9.self_attn.q_proj")),
+    "list-of-everything": ("in_proj_qkv", lambda block: entries(block).append("re:.*")),
+    "list-in-the-wrong-namespace": ("in_proj_a", _prefix),
+    "list-empty": ("in_proj_a", lambda block: entries(block).clear()),
+}  # fmt: skip
+GROUPS: dict[str, tuple[str, Change]] = {
+    "targets-embedding": ("targets", groups("", "targets", ["Embedding"])),
+    "strategy-tensor": ("strategy", groups("weights", "strategy", "tensor")),
+    "strategy-group": ("strategy", groups("weights", "strategy", "group")),
+    "bits-4": ("num_bits", groups("weights", "num_bits", 4)),
+    "type-int": ("type", groups("weights", "type", "int")),
+    "weights-not-symmetric": ("symmetric", groups("weights", "symmetric", False)),
+    "weights-dynamic": ("dynamic", groups("weights", "dynamic", True)),
+    "activations-not-dynamic": ("dynamic", groups("input_activations", "dynamic", False)),
+    "activations-of-4-bits": ("num_bits", groups("input_activations", "num_bits", 4)),
+    "activations-per-tensor": ("strategy", groups("input_activations", "strategy", "tensor")),
+    "output-activations": ("output_activations", groups("", "output_activations",
+        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False})),
+    "format-int": ("format", put("format", "int-quantized")),
+    "format-packed": ("format", put("format", "pack-quantized")),
+    "status-frozen": ("quantization_status", put("quantization_status", "frozen")),
+    "kv-cache": ("kv_cache_scheme", put("kv_cache_scheme",
+        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False})),
+    "no-groups": ("config_groups", lambda block: block["config_groups"].clear()),
+    "transforms": ("transform_config", put("transform_config",
+        {"config_groups": {"u": {"type": "hadamard", "apply": []}}})),
+    "method-fp8": ("quant_method|weight_scale|128x128", put("quant_method", "fp8")),
+}  # fmt: skip
+TWO_GROUPS: dict[str, tuple[str, Change]] = {
+    "targets-of-the-other-group": ("out_proj|in_proj_qkv|targets", _swap_targets),
+    "a-group-lost": ("out_proj|config_groups", _lose_group),
+    "a-target-lost": ("in_proj_qkv|targets", _lose_target),
+    "targets-all-linear": ("targets|out_proj", groups("", "targets", ["Linear"])),
+}
+# Other tools write these differently, and right.
+ONLY_BY_RECEIPT: dict[str, tuple[str, Change]] = {
+    "a-comment-added": ("producer", put("producer", {"name": "x"})),
+    "list-without-conv1d": ("conv1d", _without("conv1d")),
+    "list-without-embedding": ("embed_tokens", _without("embed_tokens")),
+    "list-without-head": ("lm_head", _without("lm_head")),
+    "list-sorted": ("modules_to_not_convert|ignore", lambda block: entries(block).reverse()),
+}

@@ -1,0 +1,50 @@
+"""Every fault in every base, and every right artifact: what is tried, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tests.planted import (
+    code_faults,
+    config_faults,
+    gguf_faults,
+    header_faults,
+    part_faults,
+    quantization_faults,
+    receipt_faults,
+    side_faults,
+    tensor_faults,
+    vision_faults,
+)
+from tests.planted.artifact import BASES
+from tests.planted.fault import Case, Fault
+
+TABLES = (
+    config_faults, quantization_faults, side_faults, header_faults, tensor_faults, code_faults,
+    gguf_faults, part_faults, vision_faults, receipt_faults,
+)  # fmt: skip
+
+
+def faults() -> list[Fault]:
+    """Return every fault."""
+    return [fault for table in TABLES for fault in table.cases()]
+
+
+def cases() -> Iterator[Case]:
+    """Yield every fault in every base that it applies to, with every kind of receipt."""
+    for fault in faults():
+        for base in BASES:
+            if fault.where(base):
+                for receipt in fault.receipts:
+                    yield Case(fault, base, receipt)
+
+
+def sample(every: Iterable[Case]) -> set[str]:
+    """Return the ids of one case of each kind in each output, with one and the other receipt."""
+    chosen: dict[tuple[str, str], str] = {}
+    for case in every:
+        key = case.fault.kind, case.base.output
+        odd = len(chosen) % 2 and len(case.fault.receipts) > 1
+        if key not in chosen and case.receipt == case.fault.receipts[odd]:
+            chosen[key] = case.id
+    return set(chosen.values())

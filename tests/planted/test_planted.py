@@ -1,0 +1,122 @@
+"""Every planted fault is named at the lowest level where it is visible; no right artifact fails.
+
+The tables beside this file hold the faults and the right artifacts; `python -m tests.planted`
+prints what came of all of them. `make test` tries one of each kind in each output.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.planted.artifact import BASES, OUTPUTS, Base, Workshop, find_base
+from tests.planted.edit import editing
+from tests.planted.fault import Case, changed, try_case, verify
+from tests.planted.right import Right, artifacts
+from tests.planted.table import cases, faults, sample
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CASES = list(cases())
+SAMPLE = sample(CASES)
+RIGHT = artifacts()
+FIRST_OF_A_KIND = {right.kind: right.id for right in reversed(RIGHT)}
+ROOT = Path(__file__).parents[2]
+
+
+def marked(case: Case) -> pytest.mark.ParameterSet:
+    group = pytest.mark.xdist_group(f"planted-{case.base.id}")
+    marks = [group] if case.id in SAMPLE else [group, pytest.mark.all]
+    return pytest.param(case, id=case.id, marks=marks)
+
+
+def marked_right(right: Right) -> pytest.mark.ParameterSet:
+    always = FIRST_OF_A_KIND[right.kind] == right.id or right.kind == "ours"
+    return pytest.param(right, id=right.id, marks=[] if always else [pytest.mark.all])
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("planted"))
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
+def test_a_planted_fault_is_named(case, workshop):
+    result = try_case(workshop, case)
+    said = f"exit code {result.outcome.code}: {result.outcome.text or 'nothing is said'}"
+    assert result.verdict == "named", f"expected {' and '.join(result.wanted)}, got {said}"
+
+
+@pytest.mark.parametrize("right", map(marked_right, RIGHT))
+def test_a_right_artifact_passes(right, workshop):
+    with workshop.room() as folder:
+        outcome = verify(*right.make(workshop, folder))
+    assert (outcome.code, outcome.text) == (0, "")
+
+
+@pytest.mark.parametrize("base", BASES, ids=[base.id for base in BASES])
+def test_an_artifact_that_is_read_and_written_back_is_unchanged(base, workshop):
+    """A fault changes what it is meant to change, and nothing else."""
+    with workshop.room() as folder:
+        artifact = workshop.place(base, folder)
+        with editing(artifact):
+            pass
+        assert not changed(artifact)
+        artifact.forge()
+        assert not changed(artifact)
+
+
+def test_there_are_hundreds_of_faults_and_no_name_twice():
+    assert len(faults()) >= 200
+    assert len(RIGHT) >= 80
+    assert max(Counter(case.id for case in CASES).values()) == 1
+    assert max(Counter(right.id for right in RIGHT).values()) == 1
+    assert {case.base.output for case in CASES} == set(OUTPUTS)
+
+
+def command(artifact: Path, source: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "qwen35_convert.cli", "verify", artifact, "--against", source],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_command_exits_with_1_and_names_the_tensor(workshop):
+    with workshop.room() as folder:
+        artifact = workshop.place(Base("nano", "bf16-split"), folder)
+        with editing(artifact) as tensors:
+            tensors.entry("model.norm.weight").data[0] ^= 1
+        artifact.forge()
+        done = command(artifact.path, artifact.source)
+    assert done.returncode == 1
+    assert "model.norm.weight" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.all
+def test_the_command_exits_with_3_where_the_artifact_cannot_be_opened(workshop):
+    with workshop.room() as folder:
+        artifact = workshop.place(find_base("wide-split"), folder)
+        artifact.tensor_files()[1].unlink()
+        done = command(artifact.path, artifact.source)
+    assert done.returncode == 3
+    assert "model-00002-of-00004.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.all
+def test_the_command_exits_with_0_for_a_right_artifact(workshop):
+    with workshop.room() as folder:
+        artifact = workshop.place(find_base("nano-bf16-split"), folder)
+        done = command(artifact.path, artifact.source)
+    assert done.returncode == 0
