@@ -1,11 +1,13 @@
 # Two commands: `make demo` converts and proves the bundled model, `make test` runs the suite.
-# `make test-all` runs what is slow too.
+# `make test-all` runs what is slow too, `make test-slow` only that.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 FUZZ_SECONDS ?= 1800
 
-.PHONY: demo test test-all fuzz faults lint format clean
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+
+.PHONY: demo test test-all test-slow fuzz faults lint format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,10 +21,13 @@ demo: .venv/ready
 	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -m 'not gpu and not hub and not big and not all'
+	$(PYTEST) -m 'not gpu and not hub and not big and not all'
+
+test-slow: .venv/ready
+	$(PYTEST) -m 'all and not gpu and not hub and not big'
 
 test-all: .venv/ready
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup -m 'not gpu and not hub and not big'
+	$(PYTEST) -m 'not gpu and not hub and not big'
 
 fuzz: .venv/ready
 	-$(BIN)/python -m pip install --quiet atheris  # where it installs, it follows coverage

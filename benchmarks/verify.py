@@ -1,11 +1,11 @@
-"""Measure the memory and time of `qwen35 verify --level logits` on a checkpoint larger than it.
+"""Measure the time and memory of `qwen35 verify`, level by level, beside the conversion's.
 
-    python benchmarks/verify.py [--folder FOLDER] [--text FILE] [--cores 2]
+    python benchmarks/verify.py [--folder FOLDER] [--text FILE] [--cores 2] [--levels structure ...]
 
 A checkpoint of 0.8B's layers with an untied head (2 GB) is generated and converted to fp8-block;
-then both are compared on text, layer by layer, in a process of its own on the CPU: once keeping the
-source's side (`--logits-cache`), once more with what was kept. Peak memory is that process's. One
-JSON line for each goes to benchmarks/results/verify.jsonl.
+then the two are compared, on the CPU, in processes of their own: headers; tensors, which encodes
+them again; logits on text, once keeping the source's side (`--logits-cache`), once more with what
+was kept. Peak memory is a process's. One JSON line for each goes to benchmarks/results/verify.jsonl.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from convert import CASES, ENVIRONMENT, ROOT, commit, generate, measure
 RESULTS = Path(__file__).parent / "results" / "verify.jsonl"
 NANO = ROOT / "tests" / "data" / "nano-dense"
 LIMIT_MB = 800
+LEVELS = ("structure", "tensors", "logits")
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--text", type=Path, help="default: 4 kB of the bundled text")
     parser.add_argument("--cores", default="1", help="threads of torch's")
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
     parser.add_argument("--generate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     config, form = CASES["dense"]
@@ -42,40 +44,53 @@ def main() -> None:
         return
     ENVIRONMENT["OMP_NUM_THREADS"] = options.cores
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for line in run(Path(folder), options.text):
-            print(json.dumps(line))
+        for measured in run(Path(folder), options.text, options.levels):
+            print(json.dumps(measured))
             with RESULTS.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            peak = line["rss_mb"]
+                file.write(json.dumps(measured) + "\n")
+            peak = measured["rss_mb"]
             assert peak < LIMIT_MB, f"peak memory {peak} MB, expected {LIMIT_MB}"
 
 
-def run(folder: Path, text: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the figures of a verification that keeps the source's side, and of one that has it."""
+def run(folder: Path, text: Path | None, levels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the figures of the conversion, and of its verification at each level."""
     source, out = folder / "source", folder / "out"
     measure(sys.executable, __file__, "--generate", str(source))
     shutil.copy(NANO / "tokenizer.json", source)
     cli = (sys.executable, "-m", "qwen35_convert.cli")
-    measure(*cli, "convert", str(source), "-o", str(out), "--no-verify")
-    if text is None:
-        text = folder / "text.txt"
-        bundled = ROOT / "qwen35_convert" / "text" / "default_text.txt"
-        text.write_text(bundled.read_text(encoding="utf-8")[:4000], encoding="utf-8")
-    verify = [*cli, "verify", str(out), "--against", str(source), "--level", "logits", "--json"]
-    verify += ["--text", str(text), "--logits-cache", str(folder / "cache")]
+    yield line("convert", source, *cli, "convert", str(source), "-o", str(out), "--no-verify")
+    verify = [*cli, "verify", str(out), "--against", str(source), "--json", "--level"]
+    for level in levels:
+        if level != "logits":
+            yield line(level, source, *verify, level)
+    if "logits" in levels:
+        text = text or beginning_of_ours(folder)
+        verify += ["logits", "--text", str(text), "--logits-cache", str(folder / "cache")]
+        for cached in (False, True):
+            measured = line("logits", source, *verify)
+            yield measured | {"cached": cached, "text_bytes": text.stat().st_size}
+
+
+def beginning_of_ours(folder: Path) -> Path:
+    """Return a file with the first 4 kB of the bundled text."""
+    bundled = ROOT / "qwen35_convert" / "text" / "default_text.txt"
+    text = folder / "text.txt"
+    text.write_text(bundled.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    return text
+
+
+def line(level: str, source: Path, *command: str) -> dict[str, Any]:
+    """Run a command on SOURCE; return its figures."""
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    for cached in (False, True):
-        yield {
-            "what": "verify",
-            "level": "logits",
-            "gb": round(size / 1e9, 3),
-            "cached": cached,
-            **measure(*verify),
-            "cores": ENVIRONMENT["OMP_NUM_THREADS"],
-            "load": round(os.getloadavg()[0], 1),
-            "text_bytes": text.stat().st_size,
-            "commit": commit(),
-        }
+    return {
+        "what": "verify",
+        "level": level,
+        "gb": round(size / 1e9, 3),
+        **measure(*command),
+        "cores": ENVIRONMENT["OMP_NUM_THREADS"],
+        "load": round(os.getloadavg()[0], 1),
+        "commit": commit(),
+    }
 
 
 if __name__ == "__main__":
