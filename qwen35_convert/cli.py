@@ -221,7 +221,7 @@ def verify(
     min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
     logits_cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the source's logits here for its next artifact."),
+        typer.Option(metavar="DIR", help="Keep what the source's layers compute."),
     ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,

@@ -160,7 +160,7 @@ def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
         error += float((artifact.double() - source).square().sum())
     if norm:
         return math.sqrt(error / norm)
-    return float("inf") if error else 0.0
+    return math.inf if error > 0 else error  # NaN stays NaN
 
 
 def _head_strips(walk: Walk) -> Iterator[Tensor]:

@@ -1,10 +1,13 @@
 """What a source's layers made of a text, kept in a folder for the next artifact to be compared.
 
 A file holds the residual stream after each layer, `layers.{i}` float32 [R, H]: R*H*4 bytes a layer,
-0.8 GB for 8192 tokens of 0.8B, 10.7 GB of 27B. With it a comparison gives the same digits for half
-the work. It is written aside and renamed, so a file in place is whole. Its name is a digest of
-everything the streams depend on: the source's files (path, size, time of change), the tokens, the
-device, the versions of qwen35 and torch. Files are never removed here.
+0.8 GB for 8192 tokens of 0.8B, 10.7 GB of 27B. With it a comparison gives the same digits without
+the source's layers; its head is applied again. For 0.8B that takes 0.76 of the core seconds (265 of
+350), for larger models, whose heads are a smaller part, nearer half.
+
+A file is written aside and renamed, so one in place is whole. Its name is a digest of everything
+the streams depend on: the source's files (path, size, time of change), the tokens, the device, the
+versions of qwen35 and torch. Files are never removed here.
 
 Shape letters: N texts, T tokens of each, R = N*T rows, H hidden size.
 """

@@ -1,4 +1,4 @@
-"""`verify --logits-cache`: the same digits for half the work, and never those of another source."""
+"""`verify --logits-cache`: the same digits without the source's layers, never another's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from qwen35_convert.verification.logits import LogitsCheck, check_logits
 from qwen35_convert.verification.logits_cache import LogitsCache
 from runtime.load import Loader
 
+NO_PROOF = api.RunOptions(verify=False)
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -27,7 +29,7 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     nano = Path(__file__).parents[2] / "data" / "nano-dense"
     shutil.copytree(nano, folder / "source")
-    api.convert(folder / "source", folder / "fp8", read_recipe("fp8-block"), verify=False)
+    api.convert(folder / "source", folder / "fp8", read_recipe("fp8-block"), options=NO_PROOF)
     return folder / "source", folder / "fp8"
 
 
