@@ -6,12 +6,14 @@ a weight is cast, not kept.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from formats.stored import Problem, StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
+from quant.errors import QuantError
 from quant.ggml import codec
 from quant.scheme import Cost, Part, Shape, Usual
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 BLOCKS = "blocks"
 # Relative RMS error from which a weight whose encoder is not known is taken for another one.
 SAME_WEIGHT = 0.5
-# Bytes that `measure` takes for an element: both sides in float64, their products.
-MEASURED = 64
+# Bytes that judging takes for an element: both sides in float64, their products; the same of ours.
+MEASURED = 104
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +116,14 @@ class Ggml(Usual):
         unknown = weighed and importance is None and self.type not in codec.UNWEIGHTED
         if not unknown:
             error.outside = codec.outside(self.type, *flat, importance=importance)
-        searched = self.type in codec.K_QUANTS or self.type in ("IQ4_NL", "IQ4_XS")
-        if (searched or unknown) and error.count and isfinite(error.sum_sq_error):
-            from quant.ggml.judge import judge_rows
+        searched = unknown or self.type in codec.K_QUANTS or self.type in ("IQ4_NL", "IQ4_XS")
+        if searched and error.count and isfinite(error.sum_sq_error):
+            from quant.ggml.judge import Rows, judge_rows
 
-            blocks = rows[BLOCKS].reshape(len(flat[0]), -1)
-            parts = flat[0], blocks, flat[1]
-            judge_rows(error, self.type, parts, importance, known=not unknown)
+            stored = Rows(flat[0], rows[BLOCKS].reshape(len(flat[0]), -1), flat[1])
+            # what our encoder refuses has no blocks of ours to be beside
+            with suppress(QuantError):
+                judge_rows(error, self.type, stored, importance, known=not unknown)
         return error
 
     def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:

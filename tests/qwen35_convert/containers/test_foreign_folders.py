@@ -258,3 +258,42 @@ def test_a_folder_and_the_gguf_made_from_it_prove_each_other(nano, tmp_path, sch
     api.convert(file, back, read_recipe("bf16-split"), options=NO_PROOF)
     assert failures(back, file) == []
     assert failures(file, back) == []
+
+
+def test_a_type_without_a_bound_is_unproven_not_passed(nano, tmp_path):
+    """Its own encoder is not ours: with a source it does not pass, without one it is said."""
+    import gguf
+    import libgguf
+
+    source = made(tmp_path / "in", nano, hidden_size=256)
+    path = tmp_path / "m.gguf"
+    api.convert(source, path, build_recipe(Q8), options=NO_PROOF)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(tmp_path / "iq.gguf", "qwen35")
+    name = "blk.1.ffn_up.weight"
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], kind)
+    for tensor in reader.tensors:
+        data, dtype = tensor.data, tensor.tensor_type
+        if tensor.name == name:
+            values, dtype = gguf.dequantize(data, dtype), gguf.GGMLQuantizationType.IQ3_S
+            data = libgguf.quantize_rows(values, dtype.value)
+        writer.add_tensor(tensor.name, data, raw_dtype=dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    alone, against = api.verify(tmp_path / "iq.gguf"), api.verify(tmp_path / "iq.gguf", source)
+    assert alone.passed
+    assert alone.structure["unproven"] == ["iq3_s"]
+    assert [f"{f.tensor} {f.problem}" for f in against.failures] == [
+        f"{name} is iq3_s: no bound is known of this type, it is unproven"
+    ]
+    assert [line["name"] for line in against.tensors if line.get("unproven")] == [
+        "layers.1.mlp.up_proj"
+    ]
+
+
+Q8 = {"name": "q8_0", "quantize": {"scheme": "q8_0"}, "export": {"format": "gguf"}}
