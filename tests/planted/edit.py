@@ -4,8 +4,9 @@
         tensors.store("layers.0.mlp.up_proj.weight", 2 * tensors.values("layers.0.mlp..."))
 
 `values` decodes and `store` encodes again in the scheme that is stored; `entry` has the bytes
-themselves. Tensors are named as on the hub, without `model.language_model.`; in a GGUF file an
-expert is one entry of its stack, and values are those of the file (heads tiled, norms 1 + w).
+themselves. Tensors are named as on the hub, without `model.language_model.`, or by the symbols of
+`tests.planted.models`: `{full}.self_attn.q_proj.weight`. In a GGUF file an expert is one entry of
+its stack, and values are those of the file (heads tiled, norms 1 + w).
 Files that are not changed are written back to the same bytes.
 """
 
@@ -28,13 +29,14 @@ from formats.gguf.file import build_header as gguf_header
 from formats.gguf.header import Kv
 from formats.gguf.names import gguf_name
 from formats.safetensors.file import TORCH_NAMES, build_header, torch_dtype
-from formats.tensor import TensorInfo
+from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.fp8.reference import dequantize, quantize
 from quant.ggml import codec
 from tests.planted.artifact import Artifact
+from tests.planted.models import NUM_LAYERS, symbols
 
 INDEX = "model.safetensors.index.json"
-LAYERS = {"nano": 4, "wide": 3, "moe": 2}
+DTYPES = {torch_dtype(name): name for name in TORCH_NAMES}
 
 
 @dataclass(slots=True)
@@ -52,6 +54,11 @@ class Entry:
         """Return the blocks of a GGUF tensor, [rows, bytes of a row], to be changed in place."""
         return self.data.reshape(int(np.prod(self.info.shape[:-1])), -1)
 
+    def put(self, values: torch.Tensor) -> None:
+        """Hold these values, in their type and shape."""
+        self.info = TensorInfo(self.info.name, DTYPES[values.dtype], tuple(values.shape))
+        self.data = values.contiguous().view(-1).view(torch.uint8).numpy().copy()
+
     def renamed(self, name: str) -> Entry:
         """Return the same tensor under another name."""
         return Entry(replace(self.info, name=name), self.data.copy())
@@ -68,12 +75,14 @@ class TensorFile:
 
     def content(self) -> bytes:
         """Return the file's bytes."""
-        infos = [entry.info for entry in self.entries.values()]
-        if self.path.suffix != ".gguf":
-            header, _ = build_header(infos, self.metadata)
-            return header + b"".join(entry.data.tobytes() for entry in self.entries.values())
-        header, _ = gguf_header(self.pairs, infos)
-        return header + b"".join(_padded(entry.data.tobytes()) for entry in self.entries.values())
+        entries = list(self.entries.values())
+        if self.path.suffix == ".gguf":
+            header, _ = gguf_header(self.pairs, [entry.info for entry in entries])
+            return header + b"".join(_padded(entry.data.tobytes()) for entry in entries)
+        # wider types first, so that every tensor is aligned to its own size
+        entries.sort(key=lambda entry: -DTYPE_BYTES[entry.info.dtype])
+        header, _ = build_header([entry.info for entry in entries], self.metadata)
+        return header + b"".join(entry.data.tobytes() for entry in entries)
 
 
 def _padded(data: bytes) -> bytes:
@@ -150,7 +159,7 @@ class Tensors:
         entry, index = self.at(hub), self._place(hub)[1]
         scale = self.scale(hub)
         if scale is not None:
-            return dequantize(entry.view(), scale.view(), _block(entry, scale))
+            return dequantize(entry.view(), scale.view(), block_of(entry, scale))
         if entry.info.dtype in TORCH_NAMES:
             values = entry.view().float()
         else:
@@ -182,18 +191,20 @@ class Tensors:
 
     def _place(self, hub: str) -> tuple[str, int | None]:
         base = self.artifact.base
+        name = hub.format_map(symbols(base.model))
         if base.gguf:
-            return gguf_name(hub, LAYERS[base.model])
-        return place(hub, base.namespace), None
+            return gguf_name(name, NUM_LAYERS[base.model])
+        return place(name, base.namespace), None
 
 
-def _block(entry: Entry, scale: Entry) -> tuple[int, int]:
+def block_of(entry: Entry, scale: Entry) -> tuple[int, int]:
+    """Return the rows and columns that share a scale."""
     channel = scale.info.shape[0] == entry.info.shape[0]
     return (1, entry.info.shape[-1]) if channel else (128, 128)
 
 
 def _store_fp8(entry: Entry, scale: Entry, values: torch.Tensor) -> None:
-    block = _block(entry, scale)
+    block = block_of(entry, scale)
     mode = "pow2" if block[0] == 128 else "bfloat16"
     codes, scales = quantize(values, block, mode)
     entry.view().copy_(codes)

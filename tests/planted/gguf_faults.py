@@ -156,7 +156,8 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "tokens-renamed": ("tokenizer.ggml.tokens", at(65, "\u0103")),
     "merges-swapped": ("tokenizer.ggml.merges", exchange(0, 1)),
     "merges-lost": ("tokenizer.ggml.merges", lambda merges: merges[:-5]),
-    "control-token-normal": ("tokenizer.ggml.token_type", lambda t: [1 if n == 3 else n for n in t]),
+    "control-token-normal": (
+        "tokenizer.ggml.token_type", lambda types: [1 if n == 3 else n for n in types]),
     "token-unused": ("tokenizer.ggml.token_type", at(65, 5)),
     "pre-qwen2": ("tokenizer.ggml.pre", to("qwen2")),
     "pre-default": ("tokenizer.ggml.pre", to("default")),

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
-import torch
 
 from formats.tensor import TensorInfo
 from tests.planted.artifact import Artifact
-from tests.planted.edit import Entry, Tensors, editing
+from tests.planted.edit import Entry, Tensors
 from tests.planted.fault import (
-    BOTH,
     FORGED,
     STRUCTURE,
     TENSORS,
@@ -25,9 +24,8 @@ from tests.planted.fault import (
     Where,
     in_bases,
 )
-from tests.planted.tensor_faults import Names_
+from tests.planted.tensor_fault import Plant, tensor_fault
 
-Plant = Callable[[Tensors], Names]
 HOMES = in_bases(
     "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split", "wide-mixed",
     "wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe",
@@ -37,6 +35,7 @@ FOLDERS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "
 FP8 = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-fp8-block",
                "wide-mixed")  # fmt: skip
 FILES = in_bases("wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe")
+UP = "{mlp}up_proj.weight"
 UNTIED = in_bases("wide-fp8-channel", "wide-bf16-split", "wide-mixed")
 SPLIT_EXPERTS = in_bases("moe-fp8-block", "moe-fp8-channel", "moe-bf16-split")
 
@@ -44,34 +43,21 @@ SPLIT_EXPERTS = in_bases("moe-fp8-block", "moe-fp8-channel", "moe-bf16-split")
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for name in MISSING:
-        yield _fault(f"missing-{name}", partial(_remove, hub=name), HOMES)
-    yield _fault("missing-expert", partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
+        yield fault(f"missing-{name}", partial(_remove, hub=name), HOMES)
+    yield fault("missing-expert", partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
                  SPLIT_EXPERTS)  # fmt: skip
-    yield _fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
-    yield _fault("missing-mtp", _without_mtp, FILES)
+    yield fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
+    yield fault("missing-mtp", _without_mtp, FILES)
     # transformers saves a model so; engines that draft refuse it by themselves
-    yield _fault("missing-mtp", _without_mtp, FOLDERS, receipts=(FORGED,))
-    yield _fault("missing-layer", _without_layer, HOMES)
-    yield _fault("missing-scale", _without_scale, FP8)
+    yield fault("missing-mtp", _without_mtp, FOLDERS, receipts=(FORGED,))
+    yield fault("missing-layer", _without_layer, HOMES)
+    yield fault("missing-scale", _without_scale, FP8)
     for name, (wanted, entry) in EXTRA.items():
-        yield _fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FOLDERS)
+        yield fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FOLDERS)
     for name, (wanted, entry) in EXTRA_OF_FILES.items():
-        yield _fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FILES)
-    for name, plant in TYPES.items():
-        yield _fault(f"type-{name}", plant, FOLDERS)
-    for name, plant in SCALES.items():
-        yield _fault(f"type-{name}", plant, FP8)
-    for name, plant in TYPES_OF_FILES.items():
-        yield _fault(f"type-{name}", plant, FILES)
-    for name, plant in SHAPES.items():
-        yield _fault(f"shape-{name}", plant, HOMES)
-    for name, dtype in (("scale-in-f16", torch.float16), ("scale-in-f32", torch.float32)):
-        plant = _scale_in(dtype, "F16" if dtype == torch.float16 else "F32")
-        yield _fault(f"type-{name}", plant, FP8, receipts=(FORGED,))
-    yield _fault("type-scale-called-f16", _call_scale_f16, FP8, TENSORS)
-    yield _fault("a-linear-left-in-bf16", _dequantise, FP8)
-    yield _fault("order-of-tensors", _reorder, HOMES, receipts=(FORGED,))
-    yield _fault("two-names-exchanged", _rename, HOMES, TENSORS)
+        yield fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FILES)
+    yield fault("order-of-tensors", _reorder, HOMES, receipts=(FORGED,))
+    yield fault("two-names-exchanged", _rename, HOMES, TENSORS)
     yield Fault("header", "a-name-twice", _twice, FOLDERS, STRUCTURE, UNOPENED)
     yield Fault("header", "cut", partial(_cut, keep=0.7), HOMES, STRUCTURE, UNOPENED)
     yield Fault("header", "cut-by-a-byte", partial(_cut, keep=-1), FOLDERS, STRUCTURE, UNOPENED)
@@ -79,18 +65,9 @@ def cases() -> Iterator[Fault]:
     yield Fault("header", "empty-file", partial(_cut, keep=0.0), HOMES, STRUCTURE, UNOPENED)
 
 
-def _fault(
-    name: str,
-    plant: Plant,
-    where: Where,
-    level: str = STRUCTURE,
-    receipts: tuple[str, ...] = BOTH,
-) -> Fault:
-    def apply(artifact: Artifact) -> Names:
-        with editing(artifact) as tensors:
-            return plant(tensors)
-
-    return Fault("header", name, apply, where, level, UNOPENED, receipts)
+def fault(name: str, plant: Plant, where: Where, level: str = STRUCTURE, **more: Any) -> Fault:
+    """Return a fault that headers show; the file may be refused for it."""
+    return tensor_fault("header", name, plant, where, level=level, codes=UNOPENED, **more)
 
 
 MISSING = (
@@ -129,14 +106,9 @@ def _without_layer(tensors: Tensors) -> str:
 
 
 def _without_scale(tensors: Tensors) -> str:
-    scale = tensors.scale(_up(tensors))
-    assert scale is not None, "the weight is not quantised"
+    scale = tensors.scale(UP)
     del tensors.home(scale.info.name).entries[scale.info.name]
-    return tensors.stored(_up(tensors))
-
-
-def _up(tensors: Tensors) -> str:
-    return Names_(tensors.artifact.base.model).mlp("up_proj")
+    return tensors.stored(UP)
 
 
 def entry(name: str, dtype: str, *shape: int) -> Entry:
@@ -146,12 +118,7 @@ def entry(name: str, dtype: str, *shape: int) -> Entry:
 
 
 def _add(tensors: Tensors, wanted: str, entry: Entry) -> str:
-    file = tensors.files[0]
-    ordered = [*file.entries.values(), replace(entry)]
-    widths = {"F32": 4, "BF16": 2}
-    if file.path.suffix != ".gguf":
-        ordered.sort(key=lambda one: -widths.get(one.info.dtype, 1))
-    file.entries = {one.info.name: one for one in ordered}
+    tensors.files[0].entries[entry.info.name] = replace(entry)
     return wanted
 
 
@@ -184,128 +151,6 @@ EXTRA_OF_FILES = {
     "vision": ("v.patch_embd.weight", entry("v.patch_embd.weight", "F32", 4, 4)),
     "classifier": ("cls.output.weight", entry("cls.output.weight", "F32", 2, 128)),
 }  # fmt: skip
-
-
-def _recast(hub: str, dtype: torch.dtype, name: str) -> Plant:
-    """Return a fault that stores a plain tensor in another type."""
-
-    def plant(tensors: Tensors) -> str:
-        one = tensors.at(hub)
-        values = one.view().float().to(dtype)
-        one.data = values.contiguous().view(torch.uint8).numpy().reshape(-1)
-        one.info = replace(one.info, dtype=name)
-        _sort(tensors, one.info.name)
-        return one.info.name
-
-    return plant
-
-
-def _sort(tensors: Tensors, stored: str) -> None:
-    """Keep wider types first in a file of safetensors: its tensors are aligned so."""
-    file, widths = tensors.home(stored), {"F32": 4, "F8_E4M3": 1, "I8": 1, "U8": 1, "F64": 8}
-    if file.path.suffix != ".gguf":
-        ordered = sorted(file.entries.items(), key=lambda item: -widths.get(item[1].info.dtype, 2))
-        file.entries = dict(ordered)
-
-
-def _relabel(pick: Callable[[Tensors], Entry], dtype: str) -> Plant:
-    """Return a fault that says another type of the same bytes."""
-
-    def plant(tensors: Tensors) -> str:
-        one = pick(tensors)
-        one.info = replace(one.info, dtype=dtype)
-        return one.info.name
-
-    return plant
-
-
-def _call_scale_f16(tensors: Tensors) -> str:
-    scale = tensors.scale(_up(tensors))
-    assert scale is not None, "the weight is not quantised"
-    scale.info = replace(scale.info, dtype="F16")
-    return tensors.stored(_up(tensors))
-
-
-def _scale_in(dtype: torch.dtype, name: str) -> Plant:
-    def plant(tensors: Tensors) -> str:
-        scale = tensors.scale(_up(tensors))
-        assert scale is not None, "the weight is not quantised"
-        scale.data = scale.view().to(dtype).contiguous().view(torch.uint8).numpy().reshape(-1)
-        scale.info = replace(scale.info, dtype=name)
-        _sort(tensors, scale.info.name)
-        return scale.info.name.rsplit(".", 1)[0]
-
-    return plant
-
-
-TYPES: dict[str, Plant] = {
-    "decay-in-bf16": _recast("layers.0.linear_attn.A_log", torch.bfloat16, "BF16"),
-    "delta-norm-in-bf16": _recast("layers.0.linear_attn.norm.weight", torch.bfloat16, "BF16"),
-    "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
-    "embedding-in-f16": _recast("embed_tokens.weight", torch.float16, "F16"),
-    "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16, "F16"),
-    "bf16-bits-called-f16": _relabel(
-        lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"),
-    "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
-}  # fmt: skip
-SCALES: dict[str, Plant] = {
-    "codes-called-integers": _relabel(lambda t: t.at(_up(t)), "I8"),
-    "codes-called-bytes": _relabel(lambda t: t.at(_up(t)), "U8"),
-    "codes-called-e5m2": _relabel(lambda t: t.at(_up(t)), "F8_E5M2"),
-    "scale-in-f64": _scale_in(torch.float64, "F64"),
-}  # fmt: skip
-TYPES_OF_FILES: dict[str, Plant] = {
-    "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16, "F16"),
-    "norm-in-bf16": _recast("layers.1.input_layernorm.weight", torch.bfloat16, "BF16"),
-    "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16, "F16"),
-    "decay-in-bf16": _recast("layers.0.linear_attn.A_log", torch.bfloat16, "BF16"),
-}
-
-
-def _reshape(hub: str) -> Plant:
-    """Return a fault that says the shape of a matrix the other way round, or flattens it."""
-
-    def plant(tensors: Tensors) -> str:
-        one = tensors.at(hub)
-        shape = one.info.shape
-        one.info = replace(one.info, shape=(*shape[:-2], shape[-1], shape[-2]))
-        return one.info.name
-
-    return plant
-
-
-def _shorter(hub: str) -> Plant:
-    """Return a fault that loses the second half of a tensor's rows."""
-
-    def plant(tensors: Tensors) -> str:
-        one = tensors.at(hub)
-        rows = one.info.shape[0] // 2
-        one.info = replace(one.info, shape=(rows, *one.info.shape[1:]))
-        one.data = one.data[: len(one.data) // 2]
-        return f"{one.info.name}|the embedding has" if "embed" in hub else one.info.name
-
-    return plant
-
-
-SHAPES: dict[str, Plant] = {
-    "of-a-matrix-turned": _reshape("layers.0.linear_attn.in_proj_b.weight"),
-    "of-a-conv-turned": _reshape("layers.0.linear_attn.conv1d.weight"),
-    "of-a-norm-halved": _shorter("layers.0.input_layernorm.weight"),
-    "of-the-embedding-halved": _shorter("embed_tokens.weight"),
-    "of-the-decay-halved": _shorter("layers.0.linear_attn.A_log"),
-}
-
-
-def _dequantise(tensors: Tensors) -> str:
-    """Store one weight as it was; the list of unquantised modules does not name it."""
-    name = _up(tensors)
-    one, scale, values = tensors.at(name), tensors.scale(name), tensors.values(name)
-    assert scale is not None, "the weight is not quantised"
-    del tensors.home(scale.info.name).entries[scale.info.name]
-    one.data = values.to(torch.bfloat16).view(torch.uint8).numpy().reshape(-1)
-    one.info = replace(one.info, dtype="BF16")
-    _sort(tensors, one.info.name)
-    return one.info.name.removesuffix(".weight")
 
 
 def _reorder(tensors: Tensors) -> str:

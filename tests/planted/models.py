@@ -30,6 +30,7 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 64, "vocab_size": VOCAB, "tie_word_embeddings": False,
 }  # fmt: skip
 LAYERS = ("linear_attention", "linear_attention", "full_attention")
+NUM_LAYERS = {"nano": 4, "wide": 3, "moe": 2, "cast": 3}
 EXPERTS = {
     "moe_intermediate_size": 256,
     "shared_expert_intermediate_size": 256,
@@ -64,6 +65,21 @@ def rope() -> dict[str, Any]:
         "mrope_interleaved": True,
         "mrope_section": [3, 3, 2],
     }
+
+
+def symbols(model: str) -> dict[str, str]:
+    """Return what differs between the models in the names of tensors.
+
+    full     the layer of full attention
+    mlp      the MLP of the first layer, and of a mixture of experts its second expert
+    last     the same of the last layer
+    delta    the delta rule of the first layer
+    experts  the experts of the second layer
+    """
+    full = f"layers.{NUM_LAYERS[model] - 1}"
+    expert = "experts.1." if model == "moe" else ""
+    first = {"delta": "layers.0.linear_attn.", "experts": "layers.1.mlp.experts."}
+    return first | {"full": full, "mlp": f"layers.0.mlp.{expert}", "last": f"{full}.mlp.{expert}"}
 
 
 def write_model(name: str, folder: Path, seed: int = 35) -> Path:

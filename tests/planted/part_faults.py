@@ -93,7 +93,7 @@ def _copy_tensor(artifact: Artifact) -> str:
     name = next(n for n in files[1].entries if n.endswith(".weight"))
     copied = files[1].entries[name].renamed(name)
     copied.data[:] = 0
-    files[2].entries = _sorted(files[2].entries | {name: copied})
+    files[2].entries = files[2].entries | {name: copied}
     artifact.write(files[2].path.name, files[2].content())
     return f"{name}|split.tensors.count"
 
@@ -103,16 +103,8 @@ def _move_tensor(artifact: Artifact) -> str:
     with editing(artifact) as tensors:
         name = next(n for n in tensors.files[1].entries if n.endswith("norm.weight"))
         moved = tensors.files[1].entries.pop(name)
-        tensors.files[0].entries = _sorted(tensors.files[0].entries | {name: moved})
+        tensors.files[0].entries[name] = moved
     return f"{name}|{tensors.files[0].path.name}"
-
-
-def _sorted(entries):
-    """Return tensors with the wider types first, where there are no blocks."""
-    widths = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
-    if any(entry.info.dtype not in widths for entry in entries.values()):
-        return entries
-    return dict(sorted(entries.items(), key=lambda item: -widths[item[1].info.dtype]))
 
 
 def _renumber(artifact: Artifact, key: str) -> str:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from quant.fp8.reference import block_amax, expand
-from tests.planted.artifact import RECEIPT, Artifact, Workshop
-from tests.planted.edit import INDEX, Tensors, editing
-from tests.planted.tensor_faults import original
+from tests.planted.artifact import Artifact, Workshop
+from tests.planted.edit import INDEX, editing
 
 Change = Callable[[Artifact], object]
 Make = Callable[[Workshop, Path], tuple[Path, Path]]
@@ -25,9 +19,6 @@ BLOCK, LIST = "quantization_config", "modules_to_not_convert"
 
 def changes() -> Iterator[tuple[str, str, str, Change]]:
     """Yield kind, name, base and change of each."""
-    for name, (bases, change) in ENCODERS.items():
-        for base in bases:
-            yield "encoder", name, base, partial(_encode_all, how=change)
     for name, (bases, change) in FILES.items():
         for base in bases:
             yield "files", name, base, partial(_others, change=change)
@@ -39,102 +30,6 @@ def changes() -> Iterator[tuple[str, str, str, Change]]:
 def _others(artifact: Artifact, change: Change) -> None:
     artifact.strip()
     change(artifact)
-
-
-def _encode_all(artifact: Artifact, how: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-    """Encode every FP8 weight anew from the source's values."""
-    artifact.strip()
-    with editing(artifact) as tensors:
-        for hub in _quantised(tensors):
-            codes, scale = tensors.at(hub), tensors.scale(hub)
-            assert scale is not None, f"{hub} is quantised"
-            block = (
-                (128, 128)
-                if scale.info.shape[0] != codes.info.shape[0]
-                else (1, codes.info.shape[1])
-            )
-            w = original(tensors, hub)
-            new_codes, new_scale = how(w, block_amax(w, block), block)
-            codes.view().copy_(new_codes)
-            scale.info = replace(scale.info, dtype="F32" if new_scale.dtype == torch.float32
-                                 else "F16" if new_scale.dtype == torch.float16 else "BF16")  # fmt: skip
-            scale.data = new_scale.contiguous().view(torch.uint8).numpy().reshape(-1)
-        _align(tensors)
-
-
-def _quantised(tensors: Tensors) -> list[str]:
-    stored = {name for name in tensors.names() if tensors.entry(name).info.dtype == "F8_E4M3"}
-    prefixes = ("model.language_model.", "model.")
-    hubs = []
-    for name in stored:
-        prefix = next((p for p in prefixes if name.startswith(p)), "")
-        hubs.append(name.removeprefix(prefix))
-    return sorted(hubs)
-
-
-def _align(tensors: Tensors) -> None:
-    widths = {"F32": 4, "F8_E4M3": 1}
-    for file in tensors.files:
-        ordered = sorted(file.entries.items(), key=lambda item: -widths.get(item[1].info.dtype, 2))
-        file.entries = dict(ordered)
-
-
-def _codes(w: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    ratio = w.float() / expand(scale.float(), block, w.shape)
-    return ratio.clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def _float32(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    scale = amax.clamp(min=1e-12) / 448
-    return _codes(w, scale, block), scale
-
-
-def _rounded_after(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Round the scale to BF16 once the codes are made with the exact one."""
-    codes, scale = _float32(w, amax, block)
-    return codes, scale.to(torch.bfloat16)
-
-
-def _rounded_before(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    scale = (amax.clamp(min=1e-12) / 448).to(torch.bfloat16)
-    return _codes(w, scale, block), scale
-
-
-def _in_bfloat16(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Divide in BF16, as tools do that never leave the model's type."""
-    scale = (amax.to(torch.bfloat16) / 448).clamp(min=1e-12)
-    ratio = w.to(torch.bfloat16) / expand(scale, block, w.shape)
-    return ratio.clamp(-448, 448).to(torch.float8_e4m3fn), scale
-
-
-def _half_scales(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    scale = (amax / 448).to(torch.float16)
-    return _codes(w, scale, block), scale
-
-
-def _inverse(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Multiply by 448 / amax, as slime and DeepSeek's own tools do."""
-    factor = 448 / amax.clamp(min=1e-4)
-    ratio = w.float() * expand(factor, block, w.shape)
-    return ratio.clamp(-448, 448).to(torch.float8_e4m3fn), 1 / factor
-
-
-def _powers(w: Tensor, amax: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Take the next power of two above, in float32: scales for UE8M0."""
-    scale = torch.exp2(torch.ceil(torch.log2(amax / 448)))
-    return _codes(w, scale, block), scale
-
-
-BLOCKS = ("nano-fp8-block", "moe-fp8-block-hub", "wide-fp8-block")
-ENCODERS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "float32 scales": (("nano-fp8-block", "moe-fp8-block-hub", "wide-fp8-channel"), _float32),
-    "scales rounded after": ((*BLOCKS, "wide-fp8-channel"), _rounded_after),
-    "scales rounded before": ((*BLOCKS, "moe-fp8-channel"), _rounded_before),
-    "division in BF16": (("nano-fp8-block", "wide-fp8-channel"), _in_bfloat16),
-    "half scales": (("nano-fp8-block",), _half_scales),
-    "inverse": (("moe-fp8-block", "nano-fp8-block-hub"), _inverse),
-    "powers of two": (("wide-fp8-block",), _powers),
-}
 
 
 def _ignored_layers(artifact: Artifact) -> None:
@@ -201,7 +96,6 @@ def _by_name(artifact: Artifact) -> None:
     with editing(artifact) as tensors:
         for file in tensors.files:
             file.entries = dict(sorted(file.entries.items()))
-        _align(tensors)
 
 
 def _two_files(artifact: Artifact) -> None:
@@ -263,7 +157,6 @@ def _fused_again(artifact: Artifact) -> None:
         (file,) = tensors.files
         for layer in ("model.layers.0", "model.layers.1", "mtp.layers.0"):
             _fuse(file.entries, f"{layer}.mlp.experts.")
-        _align(tensors)
 
 
 def _fuse(entries: Any, prefix: str) -> None:
@@ -313,93 +206,3 @@ def _publish(artifact: Artifact) -> None:
 AFTERWARDS: dict[str, tuple[tuple[str, ...], Change]] = {
     "a card added": (("nano-fp8-block", "wide-fp8-channel"), _publish),
 }
-
-
-def makers() -> Iterator[tuple[str, str, Make]]:
-    """Yield kind, name and what makes the artifact, of those that other libraries make."""
-    for preset in ("FP8_DYNAMIC", "FP8_BLOCK"):
-        yield "compressed-tensors", preset, partial(_compress, preset=preset)
-    for model, form in (("cast", "text"), ("wide", "text"), ("wide", "vision"), ("moe", "vision")):
-        yield "transformers", f"{form} of {model}", partial(_save, model=model, form=form)
-    yield "transformers", "weights alone", partial(_save, model="cast", form="text", sides=False)
-    yield "transformers", "shards", partial(_save, model="cast", form="text", shard="1MB")
-
-
-def _compress(workshop: Workshop, folder: Path, preset: str) -> tuple[Path, Path]:
-    """Compress with compressed-tensors, as llm-compressor does without calibration."""
-    from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationConfig,
-        apply_quantization_config,
-        preset_name_to_scheme,
-    )
-
-    source = workshop.model("cast")
-    model = _load(source, "text")
-    scheme = preset_name_to_scheme(preset, ["Linear"])
-    ignore = ["lm_head", "re:.*in_proj_[ab]$"]
-    apply_quantization_config(
-        model, QuantizationConfig(config_groups={preset: scheme}, ignore=ignore)
-    )
-    _set_scales(model)
-    compressor = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
-    model.save_pretrained(folder / "out")
-    compressor.update_config(str(folder / "out"))
-    _copy_sides(source, folder / "out")
-    return folder / "out", source
-
-
-def _set_scales(model: Any) -> None:
-    from compressed_tensors.quantization.utils import calculate_qparams, is_module_quantized
-
-    for module in model.modules():
-        if is_module_quantized(module):
-            weight, args = module.weight.detach(), module.quantization_scheme.weights
-            block = (128, 128) if args.block_structure else (1, weight.shape[1])
-            amax = block_amax(weight, block).to(weight.dtype)
-            module.weight_scale.data.copy_(calculate_qparams(-amax, amax, args)[0])
-
-
-def _load(source: Path, form: str) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    kind = AutoModelForCausalLM if form == "text" else AutoModelForImageTextToText
-    return kind.from_pretrained(source, dtype="auto")
-
-
-def _in_bf16(source: Path, folder: Path) -> Path:
-    """Return a copy of a model whose tensors are all BF16, as those of Qwen3.6 are."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(source, folder)
-    weights = load_file(folder / "model.safetensors")
-    cast = {name: value.to(torch.bfloat16) for name, value in weights.items()}
-    save_file(cast, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def _save(
-    workshop: Workshop,
-    folder: Path,
-    model: str,
-    form: str,
-    *,
-    sides: bool = True,
-    shard: str = "5GB",
-) -> tuple[Path, Path]:
-    """Load and save with transformers, which keeps neither MTP nor F32."""
-    folder.mkdir()
-    source = _in_bf16(workshop.model(model), folder / "source")
-    _load(source, form).save_pretrained(folder / "out", max_shard_size=shard)
-    if sides:
-        _copy_sides(source, folder / "out")
-    return folder / "out", source
-
-
-def _copy_sides(source: Path, out: Path) -> None:
-    """Put the source's tokenizer and the like beside the weights."""
-    taken = {"config.json", RECEIPT, INDEX}
-    for path in source.iterdir():
-        if path.suffix in (".json", ".jinja", ".txt") and path.name not in taken:
-            shutil.copyfile(path, out / path.name)

@@ -177,9 +177,7 @@ def _vision_in_f16(artifact: Artifact) -> None:
     file = read_file(artifact.file("mmproj-model.gguf"))
     for entry in file.entries.values():
         if entry.info.dtype == "BF16":
-            values = entry.view().to(torch.float16)
-            entry.info = replace(entry.info, dtype="F16")
-            entry.data = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+            entry.put(entry.view().to(torch.float16))
     file.pairs = [
         replace(pair, value=1) if pair.key == "general.file_type" else pair for pair in file.pairs
     ]
@@ -195,9 +193,7 @@ def _one_type_up(artifact: Artifact) -> None:
 def _widen(tensors: Tensors, hub: str) -> None:
     entry = tensors.at(hub)
     exact = reading(tensors.artifact.workshop.open(Base(tensors.artifact.base.model, "bf16")))
-    values = exact.entry(entry.info.name).view().float().to(torch.float16)
-    entry.info = replace(entry.info, dtype="F16")
-    entry.data = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+    entry.put(exact.entry(entry.info.name).view().float().to(torch.float16))
 
 
 ABOUT = (

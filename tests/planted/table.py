@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tests.planted import (
+    block_faults,
     code_faults,
     config_faults,
     gguf_faults,
     header_faults,
+    order_faults,
     part_faults,
     quantization_faults,
     receipt_faults,
     side_faults,
-    tensor_faults,
+    source_faults,
+    type_faults,
+    value_faults,
     vision_faults,
 )
 from tests.planted.artifact import BASES
 from tests.planted.fault import Case, Fault
 
 TABLES = (
-    config_faults, quantization_faults, side_faults, header_faults, tensor_faults, code_faults,
-    gguf_faults, part_faults, vision_faults, receipt_faults,
+    config_faults, quantization_faults, side_faults, header_faults, type_faults, order_faults,
+    value_faults, source_faults, code_faults, block_faults, gguf_faults, part_faults,
+    vision_faults, receipt_faults,
 )  # fmt: skip
 
 
