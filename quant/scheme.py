@@ -140,11 +140,6 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """
         ...
 
-    @property
-    def inspected(self) -> bool:
-        """Whether `defects` can find anything."""
-        ...
-
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return what rows show to be wrong without a source: by key, the defect and its count."""
         ...
@@ -183,7 +178,6 @@ class Usual:
 
     row_multiple: int = 1
     looked_up: bool = False
-    inspected: bool = True
 
     @property
     def bounded(self) -> bool:

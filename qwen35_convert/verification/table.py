@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from formats.checkpoint import Checkpoint
 from quant.stored import open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
@@ -85,19 +87,27 @@ def _sources(proof: Proof) -> Iterator[Failure]:
 
 
 def _defects(proof: Proof) -> Iterator[Failure]:
-    """Judge what is stored by itself: scales, codes, values that cannot be right."""
-    artifact = proof.artifact
-    for atom in artifact.layout.atoms.values():
-        value = open_value(artifact, atom)
-        keys = [part.key for part in value.scheme.parts("", (1, 1))]
-        stored = dict(zip(keys, atom.parts, strict=True))
-        counts: Counter[tuple[str, str]] = Counter()
-        for start, stop in value.chunks(1) if value.scheme.inspected else ():
-            for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
-                counts[key, defect] += count
-            value.release(start, stop)
-        for (key, defect), count in counts.items():
-            yield Failure(stored[key], f"has {count} {defect}")
+    """Judge what is stored by itself: scales, codes, values that cannot be right.
+
+    What has just been made again, equal to the byte, needs no judgement.
+    """
+    made = {c.name for c in proof.compared if not c.faults} if proof.expected else set()
+    rest = [name for name in proof.artifact.layout.atoms if name not in made]
+    for failures in each(partial(_defects_of, proof.artifact), rest, proof.checks.workers):
+        yield from failures
+
+
+def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
+    atom = artifact.layout.atoms[name]
+    value = open_value(artifact, atom)
+    keys = [part.key for part in value.scheme.parts("", (1, 1))]
+    stored = dict(zip(keys, atom.parts, strict=True))
+    counts: Counter[tuple[str, str]] = Counter()
+    for start, stop in value.chunks(1):
+        for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
+            counts[key, defect] += count
+        value.release(start, stop)
+    return [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
 
 
 def _beside(proof: Proof) -> Iterator[Failure]:
@@ -157,11 +167,11 @@ CHECKS = (
           _outputs, PLANTED, needs=("receipt",)),
     Check("source", "tensors", "a source that is not the one the artifact was made from",
           _sources, PLANTED, needs=("receipt", "source")),
-    Check("defects", "tensors", "values, scales and codes that are not finite", _defects, PLANTED),
     Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
           _again, PLANTED, needs=("expected", "source")),
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, PLANTED, needs=("source",), lacks=("expected",)),
+    Check("defects", "tensors", "values, scales and codes that are not finite", _defects, PLANTED),
     Check("beside", "tensors", "a vision file that is not the source's", _beside, PLANTED,
           lacks=("expected",)),
     Check("logits", "logits", "predictions that are not the source's", _logits, PLANTED,
