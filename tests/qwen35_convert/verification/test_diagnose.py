@@ -119,7 +119,8 @@ def test_one_tensor_of_another_layer_is_named(plain, tmp_path):
 def test_another_model_of_these_sizes_is_one_failure(plain, tmp_path):
     config = hub_config(intermediate_size=128)
     other = write_checkpoint(tmp_path / "in", config, make_weights(config, seed=36))
-    (said,) = failures(other, plain[1])
+    changed, said = failures(other, plain[1])
+    assert changed.startswith("SOURCE was changed after the conversion: model.safetensors")
     assert said.startswith("source ")
     assert "tensors differ from it: another model or revision?" in said
 
@@ -133,14 +134,12 @@ def test_a_revision_is_one_failure_that_says_how_far_off_it_is(plain, tmp_path):
     other = write_checkpoint(tmp_path / "in", config, weights)
     for recipe in ("bf16-split", "fp8-block"):
         api.convert(plain[0], tmp_path / recipe, read_recipe(recipe), options=NO_PROOF)
-        found = failures(other, tmp_path / recipe)
-        assert len(found) == 1, found
-        (said,) = found
+        changed, said = failures(other, tmp_path / recipe)
+        assert changed.startswith("SOURCE was changed after the conversion: model.safetensors")
         assert "another model or revision?" in said
         assert "differs from the source by 0.00" in said or "0.02" in said
 
 
-@pytest.mark.parametrize("level", ["tensors", "logits"])
 @pytest.mark.parametrize(
     ("make", "changes", "said"),
     [
@@ -158,8 +157,13 @@ def test_a_revision_is_one_failure_that_says_how_far_off_it_is(plain, tmp_path):
         ),
     ],
 )
-def test_a_wrong_source_is_one_line(plain, tmp_path, make, changes, said, level):
-    assert failures(make(tmp_path / "in", **changes), plain[1], level) == [said]
+def test_a_wrong_source_is_one_line(plain, tmp_path, make, changes, said):
+    assert failures(make(tmp_path / "in", **changes), plain[1]) == [said]
+
+
+def test_a_wrong_source_is_one_line_and_no_logits(plain, nano_path):
+    (said,) = failures(nano_path, plain[1], "logits")
+    assert said.startswith("source the artifact has vocab_size 256 (source: ")
 
 
 @pytest.fixture(scope="module")
@@ -254,8 +258,19 @@ def test_a_config_that_computes_otherwise_is_named_before_the_tensors(plain, tmp
     damage(out, lambda w: w[QKV].neg_())
     edit_config(out, lie)
     assert failures(source, out) == [
-        "config rms_norm_eps is 1e-05, the source has 1e-06",
-        "config rope_theta is 10000, the source has 1e+07",
-        "config mrope_section is [1, 1, 2], the source has [2, 1, 1]",
+        "config.json rope_parameters.rope_theta is 10000.0, expected 10000000.0",
+        "config.json rope_parameters.mrope_section[0] is 1, expected 2",
+        "config.json rope_parameters.mrope_section[2] is 2, expected 1",
+        "config.json rms_norm_eps is 1e-05, expected 1e-06",
         f"{QKV} is the source with its sign flipped",
     ]
+
+
+def test_an_edited_config_is_named_by_its_fields_where_the_receipt_tells_the_recipe(
+    plain, tmp_path
+):
+    source, good = plain
+    out = shutil.copytree(good, tmp_path / "out")
+    edit_config(out, lambda config: config["rope_parameters"].update(rope_theta=10000.0))
+    said = "config.json rope_parameters.rope_theta is 10000.0, expected 10000000.0"
+    assert failures(source, out, "structure") == [said]
