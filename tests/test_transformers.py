@@ -155,9 +155,9 @@ def test_fp8_channel_loads_with_compressed_tensors_as_we_decode_it(tmp_path):
     stored = {n: p.detach() for n, p in model.named_parameters()}
     seen = 0
     for atom in opened.layout.atoms.values():
-        if atom.scale and not atom.hub.startswith("mtp."):
+        if atom.quantized and not atom.hub.startswith("mtp."):
             name = f"model.{atom.hub}"
-            raw, scale = opened.read(atom.stored), opened.read(atom.scale)
+            raw, scale = (opened.read(part) for part in atom.parts)
             assert torch.equal(stored[name].view(torch.uint8), raw.view(torch.uint8)), name
             assert torch.equal(stored[f"{name}_scale"], scale), name
             seen += 1

@@ -50,9 +50,10 @@ def explain(
     """Return the failures of compared atoms, each said once and as near to its cause as can be."""
     wrong = {one.name: one for one in compared if one.faults}
     examiner = Examiner(artifact, source)
-    causes = {
-        name: examiner.examine(name, wrong[name].faults) for name in _in_turn(wrong)[:MAX_EXAMINED]
-    }
+    # a vision file's tensors are no atoms of the artifact
+    there = artifact.layout.atoms.keys() & source.layout.atoms.keys()
+    examined = [name for name in _in_turn(wrong) if name in there][:MAX_EXAMINED]
+    causes = {name: examiner.examine(name, wrong[name].faults) for name in examined}
     failures, told = _find_swaps(causes, set(wrong))
     vague = [name for name in wrong if name not in told and _is_vague(causes.get(name))]
     if len(vague) * 2 > len(compared) > FEW:

@@ -78,7 +78,7 @@ class Proof:
                 proof.failures.append(receipt)
             else:
                 proof.receipt = receipt
-        if proof.receipt is not None and source is not None:
+        if proof.receipt is not None and source is not None and proof.receipt.names(source):
             proof.failures += proof._expect(proof.receipt, source)
         return proof
 

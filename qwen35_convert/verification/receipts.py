@@ -40,6 +40,13 @@ class Receipt:
     source: Mapping[str, Entry]
     output: Mapping[str, Entry]
 
+    def names(self, source: Checkpoint) -> bool:
+        """Whether it is about this source: a file of weights has a name that it lists.
+
+        If not, the model was given in another form: a folder's GGUF, other shards.
+        """
+        return not self.source.keys().isdisjoint(f.path.name for f in source.files.values())
+
 
 def read_receipt(artifact: Checkpoint) -> Receipt | Failure | None:
     """Return the receipt, what is wrong with it, or None if there is none."""

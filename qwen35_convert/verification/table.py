@@ -83,7 +83,8 @@ def _outputs(proof: Proof) -> Iterator[Failure]:
 def _sources(proof: Proof) -> Iterator[Failure]:
     assert proof.receipt is not None, "it is needed"
     assert proof.source is not None, "it is needed"
-    yield from source_failures(proof.receipt, proof.source, proof.checks.workers)
+    if proof.receipt.names(proof.source):
+        yield from source_failures(proof.receipt, proof.source, proof.checks.workers)
 
 
 def _defects(proof: Proof) -> Iterator[Failure]:

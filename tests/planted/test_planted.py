@@ -45,14 +45,14 @@ def workshop(tmp_path_factory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("planted"))
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_a_planted_fault_is_named(case, workshop):
     result = try_case(workshop, case)
     said = f"exit code {result.outcome.code}: {result.outcome.text or 'nothing is said'}"
     assert result.verdict == "named", f"expected {' and '.join(result.wanted)}, got {said}"
 
 
-@pytest.mark.parametrize("right", map(marked_right, RIGHT))
+@pytest.mark.parametrize("right", [marked_right(right) for right in RIGHT])
 def test_a_right_artifact_passes(right, workshop):
     with workshop.room() as folder:
         outcome = verify(*right.make(workshop, folder))
