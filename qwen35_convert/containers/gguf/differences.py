@@ -25,6 +25,8 @@ from qwen35_convert.failure import Failure
 RECORDS = ("general.", "quantize.", "split.")
 # Keys under RECORDS that are obeyed after all.
 OBEYED = ("general.architecture", "general.type", "general.alignment")
+# What engines take a key to be that is absent.
+DEFAULTS: dict[str, Any] = {"tokenizer.ggml.add_eos_token": False}
 TITLE = "general.name"  # the name of the source's folder, which may have been moved
 
 
@@ -63,7 +65,7 @@ def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Fai
         yield Failure("SOURCE", f"gives no GGUF metadata to compare with: {error}")
         return
     got = {key: value for key, value in _plain(file.kv).items() if _obeyed(key)}
-    for sentence in first(_by_key(got, expected), 20):
+    for sentence in first(_by_key(DEFAULTS | got, DEFAULTS | expected), 20):
         yield Failure(file.path.name, sentence)
 
 

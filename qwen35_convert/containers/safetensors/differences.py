@@ -39,6 +39,8 @@ TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "tokenizer_config.json": ("eos_token", "bos_token", "pad_token", "add_bos_token"),
     "generation_config.json": (*GENERATION, "top_k", "top_p"),
 }
+# Where a token is said to begin in the text; which tokens there are does not depend on it.
+PLACES = "trim_offsets"
 TEMPLATE = "chat_template.jinja"
 
 
@@ -141,7 +143,11 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _told(value: Any) -> Any:
-    """Return a field in one spelling: a token as its text, a merge as a pair."""
+    """Return a field in one spelling: a token as its text, a merge as a pair; no token's place."""
+    if isinstance(value, dict):
+        value = {key: _told(inner) for key, inner in value.items() if key != PLACES}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_told(inner) for inner in value]
     if isinstance(value, dict) and "content" in value and "id" not in value:
         return value["content"]
     if isinstance(value, list) and value and isinstance(value[0], str) and " " in value[0]:
