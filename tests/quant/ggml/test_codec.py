@@ -60,6 +60,7 @@ def importance(k, draw):
 
 
 @settings(deadline=None, max_examples=150)
+@pytest.mark.all
 @given(
     name=st.sampled_from(LOSSY),
     kind=st.sampled_from(KINDS),
