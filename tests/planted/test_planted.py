@@ -29,15 +29,20 @@ FIRST_OF_A_KIND = {right.kind: right.id for right in reversed(RIGHT)}
 ROOT = Path(__file__).parents[2]
 
 
+def group(base: str) -> pytest.MarkDecorator:
+    """One worker tries all that is made from a base, so that it is made once."""
+    return pytest.mark.xdist_group(f"planted-{base}")
+
+
 def marked(case: Case) -> pytest.mark.ParameterSet:
-    group = pytest.mark.xdist_group(f"planted-{case.base.id}")
-    marks = [group] if case.id in SAMPLE else [group, pytest.mark.all]
-    return pytest.param(case, id=case.id, marks=marks)
+    rare = [] if case.id in SAMPLE else [pytest.mark.all]
+    return pytest.param(case, id=case.id, marks=[group(case.base.id), *rare])
 
 
 def marked_right(right: Right) -> pytest.mark.ParameterSet:
-    always = FIRST_OF_A_KIND[right.kind] == right.id or right.kind == "ours"
-    return pytest.param(right, id=right.id, marks=[] if always else [pytest.mark.all])
+    often = FIRST_OF_A_KIND[right.kind] == right.id or right.kind == "ours"
+    rare = [] if often else [pytest.mark.all]
+    return pytest.param(right, id=right.id, marks=[group(right.name.split(" ")[0]), *rare])
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +64,9 @@ def test_a_right_artifact_passes(right, workshop):
     assert (outcome.code, outcome.text) == (0, "")
 
 
-@pytest.mark.parametrize("base", BASES, ids=[base.id for base in BASES])
+@pytest.mark.parametrize(
+    "base", [pytest.param(base, id=base.id, marks=group(base.id)) for base in BASES]
+)
 def test_an_artifact_that_is_read_and_written_back_is_unchanged(base, workshop):
     """A fault changes what it is meant to change, and nothing else."""
     with workshop.room() as folder:
