@@ -84,14 +84,34 @@ class Base:
 BASES = tuple(
     Base(*names.split(" "))
     for names in (
-        "nano fp8-block", "wide fp8-block", "moe fp8-block", "nano fp8-block-hub",
-        "moe fp8-block-hub", "wide fp8-channel", "moe fp8-channel", "nano bf16-split",
-        "wide bf16-split", "moe bf16-split", "wide mixed", "moe mixed", "wide sharded",
-        "nano bf16", "wide bf16", "nano q8_0", "moe q8_0", "wide q6_k", "wide q5_k_m",
-        "wide q4_k_m", "moe q4_k_m", "wide iq4_xs", "moe mxfp4_moe", "wide split", "nano mmproj",
+        "nano fp8-block",
+        "wide fp8-block",
+        "moe fp8-block",
+        "nano fp8-block-hub",
+        "moe fp8-block-hub",
+        "wide fp8-channel",
+        "moe fp8-channel",
+        "nano bf16-split",
+        "wide bf16-split",
+        "moe bf16-split",
+        "wide mixed",
+        "moe mixed",
+        "wide sharded",
+        "nano bf16",
+        "wide bf16",
+        "nano q8_0",
+        "moe q8_0",
+        "wide q6_k",
+        "wide q5_k_m",
+        "wide q4_k_m",
+        "moe q4_k_m",
+        "wide iq4_xs",
+        "moe mxfp4_moe",
+        "wide split",
+        "nano mmproj",
         "wide mmproj-bf16",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(slots=True)

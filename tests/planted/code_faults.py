@@ -13,11 +13,18 @@ from tests.planted.edit import Entry, Tensors
 from tests.planted.fault import FORGED, Fault, Names, in_bases
 from tests.planted.tensor_fault import Plant, tensor_fault
 
-FP8 = in_bases("nano-fp8-block", "nano-fp8-block-hub", "moe-fp8-block", "wide-fp8-channel",
-               "wide-mixed")  # fmt: skip
+FP8 = in_bases(
+    "nano-fp8-block", "nano-fp8-block-hub", "moe-fp8-block", "wide-fp8-channel", "wide-mixed"
+)
 WITH_BLOCKS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "moe-fp8-block", "wide-mixed")
-KEPT = in_bases("nano-bf16-split", "moe-bf16-split", "wide-bf16", "nano-fp8-block", "moe-mxfp4_moe",
-                "wide-q4_k_m")  # fmt: skip
+KEPT = in_bases(
+    "nano-bf16-split",
+    "moe-bf16-split",
+    "wide-bf16",
+    "nano-fp8-block",
+    "moe-mxfp4_moe",
+    "wide-q4_k_m",
+)
 UP, GATE = "{last}up_proj.weight", "{last}gate_proj.weight"
 Blocks = NDArray[np.uint8]
 

@@ -12,9 +12,13 @@ CONFIG = "config.json"
 Change = Callable[[dict[str, Any], dict[str, Any]], object]
 """Changes the whole config, of which the second argument is the text part."""
 HOMES = in_bases(
-    "nano-fp8-block", "moe-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "wide-bf16-split",
+    "nano-fp8-block",
+    "moe-fp8-block",
+    "nano-fp8-block-hub",
+    "wide-fp8-channel",
+    "wide-bf16-split",
     "wide-mixed",
-)  # fmt: skip
+)
 MOE = in_bases("moe-fp8-block", "moe-fp8-block-hub", "moe-bf16-split")
 HUB = in_bases("nano-fp8-block-hub", "moe-fp8-block-hub")
 
@@ -128,9 +132,13 @@ TEXT: dict[str, tuple[str, Change]] = {
     "rope-theta-1e6": ("rope_theta", put("rope_parameters.rope_theta", 1000000)),
     "rope-theta-at-the-root": ("rope_theta", put("rope_theta", 10000)),
     "rotary-factor-half": (
-        "partial_rotary_factor", put("rope_parameters.partial_rotary_factor", 0.5)),
+        "partial_rotary_factor",
+        put("rope_parameters.partial_rotary_factor", 0.5),
+    ),
     "rotary-factor-whole": (
-        "partial_rotary_factor", put("rope_parameters.partial_rotary_factor", 1.0)),
+        "partial_rotary_factor",
+        put("rope_parameters.partial_rotary_factor", 1.0),
+    ),
     "mrope-section-rotated": ("mrope_section", _rotate_sections),
     "mrope-section-missing": ("mrope_section", _without("mrope_section")),
     "mrope-not-interleaved": ("mrope_interleaved", put("rope_parameters.mrope_interleaved", False)),
@@ -139,7 +147,9 @@ TEXT: dict[str, tuple[str, Change]] = {
     "layer-types-reversed": ("layer_types|linear_attn|self_attn", _reverse_layers),
     "interval-against-layer-types": ("full_attention_interval", _interval),
     "heads-with-the-same-product": (
-        "num_attention_heads|head_dim|q_norm", scaled("num_attention_heads", "head_dim")),
+        "num_attention_heads|head_dim|q_norm",
+        scaled("num_attention_heads", "head_dim"),
+    ),
     "key-heads-with-the-same-product": ("linear_num_key_heads|linear_key_head_dim", _key_heads),
     "eos-token": ("eos_token_id", put("eos_token_id", 7)),
     "eos-token-list": ("eos_token_id", put("eos_token_id", [7, 8])),
@@ -148,20 +158,26 @@ TEXT: dict[str, tuple[str, Change]] = {
     "mtp-lost": ("mtp_num_hidden_layers", put("mtp_num_hidden_layers", 0)),
     "mtp-twice": ("mtp_num_hidden_layers|mtp.layers.1", put("mtp_num_hidden_layers", 2)),
     "mtp-own-embeddings": (
-        "mtp_use_dedicated_embeddings", put("mtp_use_dedicated_embeddings", True)),
+        "mtp_use_dedicated_embeddings",
+        put("mtp_use_dedicated_embeddings", True),
+    ),
     "vocabulary-longer": ("vocab_size|embed_tokens", put("vocab_size", 4096)),
     "vocabulary-shorter": ("vocab_size|embed_tokens", put("vocab_size", 500)),
     "context": ("max_position_embeddings", put("max_position_embeddings", 2048)),
     "state-in-bfloat16": ("mamba_ssm_dtype", put("mamba_ssm_dtype", "bfloat16")),
     "class-of-the-other-kind": ("architectures|names Qwen3_5", _other_class),
-    "class-of-another-family": ("architectures|Qwen3ForCausalLM",
-        root("architectures", ["Qwen3ForCausalLM"])),
-    "class-of-a-reward-model": ("architectures|SequenceClassification",
-        root("architectures", ["Qwen3_5ForSequenceClassification"])),
+    "class-of-another-family": (
+        "architectures|Qwen3ForCausalLM",
+        root("architectures", ["Qwen3ForCausalLM"]),
+    ),
+    "class-of-a-reward-model": (
+        "architectures|SequenceClassification",
+        root("architectures", ["Qwen3_5ForSequenceClassification"]),
+    ),
     "no-class": ("architectures|names None", lambda config, _: config.pop("architectures")),
     "dtype-float16": ("dtype", root("dtype", "float16")),
     "text-dtype-float16": ("dtype", put("dtype", "float16")),
-}  # fmt: skip
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 REFUSED: dict[str, tuple[str, Change]] = {
     "rope-theta-missing": ("rope_theta", _without("rope_theta")),
@@ -169,7 +185,9 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "rope-type-linear": ("rope_type", put("rope_parameters.rope_type", "linear")),
     "model-type-of-the-other-kind": ("model_type|num_experts|intermediate_size", _other_type),
     "yarn-in-rope-parameters": (
-        "rope_type|factor", lambda _, text: text["rope_parameters"].update(YARN)),
+        "rope_type|factor",
+        lambda _, text: text["rope_parameters"].update(YARN),
+    ),
     "no-output-gate": ("attn_output_gate", put("attn_output_gate", False)),
     "another-activation": ("hidden_act", put("hidden_act", "gelu")),
     "biased-attention": ("attention_bias", put("attention_bias", True)),
@@ -179,17 +197,21 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "heads-alone": ("num_attention_heads|q_proj", scaled("num_attention_heads")),
     "value-heads-alone": ("linear_num_value_heads|in_proj", scaled("linear_num_value_heads")),
     "a-layer-too-many": ("num_hidden_layers|layer_types|layers", put("num_hidden_layers", 5)),
-    "model-type-unknown": ("model_type", lambda config, text: (
-        config.update(model_type="qwen9"), text.update(model_type="qwen9"))),
+    "model-type-unknown": (
+        "model_type",
+        lambda config, text: (config.update(model_type="qwen9"), text.update(model_type="qwen9")),
+    ),
     "model-type-next": ("model_type|qwen3_next|num_experts", put("model_type", "qwen3_next")),
     "theta-as-text": ("rope_theta", put("rope_parameters.rope_theta", "10000000")),
     "eps-as-text": ("rms_norm_eps", put("rms_norm_eps", "1e-6")),
-}  # fmt: skip
+}
 ADDED: dict[str, tuple[str, Change]] = {
     "yarn-in-rope-scaling": ("rope_scaling", put("rope_scaling", YARN)),
     "sliding-window": ("sliding_window", put("sliding_window", 1024)),
-    "chunked-attention": ("dual_chunk_attention_config", put("dual_chunk_attention_config",
-        {"chunk_size": 512, "local_size": 128})),
+    "chunked-attention": (
+        "dual_chunk_attention_config",
+        put("dual_chunk_attention_config", {"chunk_size": 512, "local_size": 128}),
+    ),
     "code-to-run": ("auto_map", root("auto_map", {"AutoModel": "evil.Model"})),
     "torch-dtype": ("torch_dtype", root("torch_dtype", "float16")),
     "begin-of-text": ("bos_token_id", root("bos_token_id", 7)),
@@ -197,13 +219,13 @@ ADDED: dict[str, tuple[str, Change]] = {
     "dropout": ("attention_dropout", put("attention_dropout", 0.1)),
     "a-window-pattern": ("attention_chunk_size", put("attention_chunk_size", 256)),
     "encoder": ("is_causal", put("is_causal", False)),
-}  # fmt: skip
+}
 EXPERTS: dict[str, tuple[str, Change]] = {
     "fewer-experts-a-token": ("num_experts_per_tok", put("num_experts_per_tok", 1)),
     "more-experts-a-token": ("num_experts_per_tok", put("num_experts_per_tok", 4)),
     "routed-scaling": ("routed_scaling_factor", put("routed_scaling_factor", 2.5)),
     "experts-more": ("num_experts|experts.4|mlp.gate", put("num_experts", 5)),
-}  # fmt: skip
+}
 
 
 def vision(field: str, value: Any) -> Change:
@@ -213,11 +235,13 @@ def vision(field: str, value: Any) -> Change:
 
 NESTED: dict[str, tuple[str, Change]] = {
     "tie-flag-of-the-text-alone": (
-        "tie_word_embeddings", lambda _, text: text.update(
-            tie_word_embeddings=not text["tie_word_embeddings"])),
+        "tie_word_embeddings",
+        lambda _, text: text.update(tie_word_embeddings=not text["tie_word_embeddings"]),
+    ),
     "tie-flag-of-the-root-alone": (
-        "tie_word_embeddings", lambda config, _: config.update(
-            tie_word_embeddings=not config["tie_word_embeddings"])),
+        "tie_word_embeddings",
+        lambda config, _: config.update(tie_word_embeddings=not config["tie_word_embeddings"]),
+    ),
     "text-field-at-the-root": ("rope_theta", root("rope_theta", 10000)),
     "layers-at-the-root": ("num_hidden_layers", root("num_hidden_layers", 1)),
     "vision-heads": ("num_heads", vision("num_heads", 1)),
@@ -229,6 +253,8 @@ NESTED: dict[str, tuple[str, Change]] = {
     "video-token": ("video_token_id", root("video_token_id", 3)),
     "vision-start-token": ("vision_start_token_id", root("vision_start_token_id", 3)),
     "vision-end-token-missing": (
-        "vision_end_token_id", lambda config, _: config.pop("vision_end_token_id")),
+        "vision_end_token_id",
+        lambda config, _: config.pop("vision_end_token_id"),
+    ),
     "language-model-only": ("language_model_only", root("language_model_only", True)),
-}  # fmt: skip
+}

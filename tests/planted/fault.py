@@ -20,8 +20,16 @@ BOTH = (REMOVED, FORGED)
 STRUCTURE, TENSORS = "structure", "tensors"
 NAMED, UNOPENED = (1,), (1, 3)
 CRASHED = -1
-CRASHES = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError,
-           ValueError, AssertionError)  # fmt: skip
+CRASHES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    AssertionError,
+)
 ONE_WORKER = api.RunOptions(workers=1)
 Names = str | tuple[str, ...]
 Where = Callable[[Base], bool]

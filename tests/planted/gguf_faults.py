@@ -105,8 +105,9 @@ def _groups(artifact: Artifact) -> str:
         count, width = (_find(pairs, f".ssm.{key}") for key in ("group_count", "state_size"))
         more = pairs[count].value == 1
         pairs[count] = replace(pairs[count], value=2 if more else pairs[count].value // 2)
-        pairs[width] = replace(pairs[width], value=pairs[width].value // 2 if more
-                               else 2 * pairs[width].value)  # fmt: skip
+        pairs[width] = replace(
+            pairs[width], value=pairs[width].value // 2 if more else 2 * pairs[width].value
+        )
         return "ssm.group_count|ssm.state_size"
 
 
@@ -157,7 +158,9 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "merges-swapped": ("tokenizer.ggml.merges", exchange(0, 1)),
     "merges-lost": ("tokenizer.ggml.merges", lambda merges: merges[:-5]),
     "control-token-normal": (
-        "tokenizer.ggml.token_type", lambda types: [1 if n == 3 else n for n in types]),
+        "tokenizer.ggml.token_type",
+        lambda types: [1 if n == 3 else n for n in types],
+    ),
     "token-unused": ("tokenizer.ggml.token_type", at(65, 5)),
     "pre-qwen2": ("tokenizer.ggml.pre", to("qwen2")),
     "pre-default": ("tokenizer.ggml.pre", to("default")),
@@ -169,7 +172,7 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "top-k": ("general.sampling.top_k", to(1)),
     "file-type": ("general.file_type", to(2)),
     "type-of-an-adapter": ("general.type", to("adapter")),
-}  # fmt: skip
+}
 UNREADABLE: dict[str, tuple[str, Change]] = {
     "rope-sections-zero": (".rope.dimension_sections", lambda s: [0, 0, 0, 0]),
     "eps-0": (".attention.layer_norm_rms_epsilon", to(0.0)),
@@ -207,12 +210,21 @@ ONLY_BY_RECEIPT: dict[str, tuple[str, Change]] = {
     "quantization-version": ("general.quantization_version", to(1)),
 }
 MISSING = (
-    ".rope.freq_base", ".rope.dimension_sections", ".rope.dimension_count",
-    ".attention.layer_norm_rms_epsilon", ".ssm.state_size", ".nextn_predict_layers",
-    "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.tokens",
-    "tokenizer.ggml.token_type", "tokenizer.ggml.eos_token_id", "tokenizer.chat_template",
-    "general.architecture", ".attention.key_length",
-)  # fmt: skip
+    ".rope.freq_base",
+    ".rope.dimension_sections",
+    ".rope.dimension_count",
+    ".attention.layer_norm_rms_epsilon",
+    ".ssm.state_size",
+    ".nextn_predict_layers",
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.chat_template",
+    "general.architecture",
+    ".attention.key_length",
+)
 ADDED = {
     "rope-scaling": Kv("{arch}.rope.scaling.factor", "float32", 4.0),
     "rope-scaling-type": Kv("{arch}.rope.scaling.type", "string", "yarn"),

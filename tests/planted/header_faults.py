@@ -27,13 +27,22 @@ from tests.planted.fault import (
 from tests.planted.tensor_fault import Plant, tensor_fault
 
 HOMES = in_bases(
-    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split", "wide-mixed",
-    "wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe",
-)  # fmt: skip
-FOLDERS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split",
-                   "wide-mixed")  # fmt: skip
-FP8 = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-fp8-block",
-               "wide-mixed")  # fmt: skip
+    "nano-fp8-block",
+    "nano-fp8-block-hub",
+    "wide-fp8-channel",
+    "moe-bf16-split",
+    "wide-mixed",
+    "wide-bf16",
+    "nano-q8_0",
+    "wide-q4_k_m",
+    "moe-mxfp4_moe",
+)
+FOLDERS = in_bases(
+    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split", "wide-mixed"
+)
+FP8 = in_bases(
+    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-fp8-block", "wide-mixed"
+)
 FILES = in_bases("wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe")
 UP = "{mlp}up_proj.weight"
 UNTIED = in_bases("wide-fp8-channel", "wide-bf16-split", "wide-mixed")
@@ -44,8 +53,11 @@ def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for name in MISSING:
         yield fault(f"missing-{name}", partial(_remove, hub=name), HOMES)
-    yield fault("missing-expert", partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
-                 SPLIT_EXPERTS)  # fmt: skip
+    yield fault(
+        "missing-expert",
+        partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
+        SPLIT_EXPERTS,
+    )
     yield fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
     yield fault("missing-mtp", _without_mtp, FILES)
     # transformers saves a model so; engines that draft refuse it by themselves
@@ -71,10 +83,13 @@ def fault(name: str, plant: Plant, where: Where, level: str = STRUCTURE, **more:
 
 
 MISSING = (
-    "mtp.norm.weight", "layers.0.linear_attn.A_log", "layers.0.linear_attn.dt_bias",
-    "layers.1.post_attention_layernorm.weight", "norm.weight",
+    "mtp.norm.weight",
+    "layers.0.linear_attn.A_log",
+    "layers.0.linear_attn.dt_bias",
+    "layers.1.post_attention_layernorm.weight",
+    "norm.weight",
     "layers.0.linear_attn.in_proj_z.weight",
-)  # fmt: skip
+)
 
 
 def _remove(tensors: Tensors, hub: str) -> str:
@@ -123,34 +138,43 @@ def _add(tensors: Tensors, wanted: str, entry: Entry) -> str:
 
 
 EXTRA = {
-    "bias": ("q_proj.bias|in_proj_z.bias",
-             entry("model.layers.0.linear_attn.in_proj_z.bias", "BF16", 256)),
-    "unknown": ("model.layers.0.mlp.magic.weight",
-                entry("model.layers.0.mlp.magic.weight", "BF16", 4, 4)),
-    "rotary": ("rotary_emb.inv_freq",
-               entry("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", 32)),
-    "layer": ("layers.7.input_layernorm",
-              entry("model.layers.7.input_layernorm.weight", "BF16", 128)),
+    "bias": (
+        "q_proj.bias|in_proj_z.bias",
+        entry("model.layers.0.linear_attn.in_proj_z.bias", "BF16", 256),
+    ),
+    "unknown": (
+        "model.layers.0.mlp.magic.weight",
+        entry("model.layers.0.mlp.magic.weight", "BF16", 4, 4),
+    ),
+    "rotary": (
+        "rotary_emb.inv_freq",
+        entry("model.layers.0.self_attn.rotary_emb.inv_freq", "F32", 32),
+    ),
+    "layer": (
+        "layers.7.input_layernorm",
+        entry("model.layers.7.input_layernorm.weight", "BF16", 128),
+    ),
     "adapter": ("lora_A", entry("model.layers.0.mlp.up_proj.lora_A.weight", "BF16", 8, 128)),
     "kv-scale": ("k_scale", entry("model.layers.3.self_attn.k_scale", "F32", 1)),
     "input-scale": ("input_scale", entry("model.layers.0.mlp.up_proj.input_scale", "F32", 1)),
     "packed": ("weight_packed", entry("model.layers.0.mlp.up_proj.weight_packed", "U8", 4, 4)),
     "head": ("score.weight", entry("score.weight", "BF16", 2, 128)),
-    "second-mtp": ("mtp.layers.1",
-                   entry("mtp.layers.1.input_layernorm.weight", "BF16", 128)),
-}  # fmt: skip
+    "second-mtp": ("mtp.layers.1", entry("mtp.layers.1.input_layernorm.weight", "BF16", 128)),
+}
 EXTRA_OF_FILES = {
     "unknown": ("blk.0.magic.weight", entry("blk.0.magic.weight", "F32", 4)),
     "rope-freqs": ("rope_freqs.weight", entry("rope_freqs.weight", "F32", 8)),
     "bias": ("blk.0.attn_qkv.bias", entry("blk.0.attn_qkv.bias", "F32", 640)),
     "scale": ("blk.0.ffn_up.scale", entry("blk.0.ffn_up.scale", "F32", 1)),
     "layer": ("blk.9.attn_norm.weight", entry("blk.9.attn_norm.weight", "F32", 128)),
-    "head-of-mtp": ("nextn.shared_head_head", entry("blk.4.nextn.shared_head_head.weight", "F32",
-                                                    8, 128)),
+    "head-of-mtp": (
+        "nextn.shared_head_head",
+        entry("blk.4.nextn.shared_head_head.weight", "F32", 8, 128),
+    ),
     "adapter": ("lora_a", entry("blk.0.ffn_up.weight.lora_a", "F32", 4, 128)),
     "vision": ("v.patch_embd.weight", entry("v.patch_embd.weight", "F32", 4, 4)),
     "classifier": ("cls.output.weight", entry("cls.output.weight", "F32", 2, 128)),
-}  # fmt: skip
+}
 
 
 def _reorder(tensors: Tensors) -> str:

@@ -25,10 +25,17 @@ NANO = Path(__file__).parent.parent / "data" / "nano-dense"
 VOCAB = 512
 NUM_TOKENS = 500
 SIZES: dict[str, Any] = {
-    "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 64,
-    "linear_value_head_dim": 64, "vocab_size": VOCAB, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": False,
+}
 LAYERS = ("linear_attention", "linear_attention", "full_attention")
 NUM_LAYERS = {"nano": 4, "wide": 3, "moe": 2, "cast": 3}
 EXPERTS = {

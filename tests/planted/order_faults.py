@@ -14,14 +14,31 @@ from tests.planted.fault import Fault, Names, in_bases
 from tests.planted.tensor_fault import Plant, change, row_zeroed, rows_swapped, swap, tensor_fault
 
 DENSE = (
-    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "nano-bf16-split", "wide-mixed",
-    "wide-bf16", "nano-q8_0", "wide-q6_k", "wide-q5_k_m", "wide-q4_k_m", "wide-iq4_xs",
-)  # fmt: skip
+    "nano-fp8-block",
+    "nano-fp8-block-hub",
+    "wide-fp8-channel",
+    "nano-bf16-split",
+    "wide-mixed",
+    "wide-bf16",
+    "nano-q8_0",
+    "wide-q6_k",
+    "wide-q5_k_m",
+    "wide-q4_k_m",
+    "wide-iq4_xs",
+)
 HOMES = in_bases(*DENSE, "moe-mxfp4_moe")
 UNTIED = in_bases(
-    "wide-fp8-block", "wide-fp8-channel", "wide-bf16-split", "wide-mixed", "wide-bf16",
-    "wide-q6_k", "wide-q4_k_m", "wide-iq4_xs", "moe-mxfp4_moe", "moe-q8_0",
-)  # fmt: skip
+    "wide-fp8-block",
+    "wide-fp8-channel",
+    "wide-bf16-split",
+    "wide-mixed",
+    "wide-bf16",
+    "wide-q6_k",
+    "wide-q4_k_m",
+    "wide-iq4_xs",
+    "moe-mxfp4_moe",
+    "moe-q8_0",
+)
 
 
 def cases() -> Iterator[Fault]:
@@ -83,13 +100,11 @@ SWAPS: dict[str, Plant] = {
     "key-and-value": swap("{full}.self_attn.k_proj.weight", "{full}.self_attn.v_proj.weight"),
     "alpha-and-beta": swap("{delta}in_proj_a.weight", "{delta}in_proj_b.weight"),
     "norms-of-a-layer": swap(
-        "layers.0.input_layernorm.weight",
-        "layers.0.post_attention_layernorm.weight"),
+        "layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight"
+    ),
     "query-and-key-norm": swap("{full}.self_attn.q_norm.weight", "{full}.self_attn.k_norm.weight"),
-    "norms-of-mtp": swap(
-        "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"),
-    "mtp-and-trunk": swap(
-        "{full}.self_attn.o_proj.weight", "mtp.layers.0.self_attn.o_proj.weight"),
+    "norms-of-mtp": swap("mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"),
+    "mtp-and-trunk": swap("{full}.self_attn.o_proj.weight", "mtp.layers.0.self_attn.o_proj.weight"),
     "query-and-gate-apart": change("{full}.self_attn.q_proj.weight", gate_apart),
     "rows-of-the-delta-input-rotated": change("{delta}in_proj_qkv.weight", halves),
     "value-heads-of-z": change("{delta}in_proj_z.weight", heads_reversed),
@@ -98,7 +113,7 @@ SWAPS: dict[str, Plant] = {
     "two-rows": change("{mlp}down_proj.weight", rows_swapped),
     "two-tokens": change("embed_tokens.weight", rows_swapped),
     "mtp-halves": change("mtp.fc.weight", lambda v: halves(v.T).T),
-}  # fmt: skip
+}
 SQUARE: dict[str, Plant] = {
     "transposed-square": change("{full}.self_attn.o_proj.weight", turned),
     "transposed-square-of-mtp": change("mtp.layers.0.self_attn.o_proj.weight", turned),

@@ -115,8 +115,9 @@ def _prefix(block: dict[str, Any]) -> None:
     hub, text = "model.language_model.", "model."
     nested = any(entry.startswith(hub) for entry in entries(block))
     old, new = (hub, text) if nested else (text, hub)
-    entries(block)[:] = [new + e.removeprefix(old) if e.startswith(old) else e
-                         for e in entries(block)]  # fmt: skip
+    entries(block)[:] = [
+        new + e.removeprefix(old) if e.startswith(old) else e for e in entries(block)
+    ]
 
 
 def _swap_targets(block: dict[str, Any]) -> None:
@@ -144,8 +145,10 @@ FP8_REFUSED: dict[str, tuple[str, Change]] = {
     "block-size-64": ("weight_block_size", put("weight_block_size", [64, 64])),
     "block-size-1": ("weight_block_size", put("weight_block_size", [1, 128])),
     "method-compressed-tensors": (
-        "quant_method|weight_scale|config_groups", put("quant_method", "compressed-tensors")),
-}  # fmt: skip
+        "quant_method|weight_scale|config_groups",
+        put("quant_method", "compressed-tensors"),
+    ),
+}
 REFUSED: dict[str, tuple[str, Change]] = {
     "method-awq": ("awq", put("quant_method", "awq")),
     "method-missing": ("quant_method|unnamed", lambda block: block.pop("quant_method")),
@@ -153,14 +156,16 @@ REFUSED: dict[str, tuple[str, Change]] = {
 LISTS: dict[str, tuple[str, Change]] = {
     "list-without-in-proj-b": ("in_proj_b", _without("0.linear_attn.in_proj_b")),
     "list-without-mtp-fc": ("mtp.fc", _without("mtp.fc")),
-    "list-of-a-quantised-module": ("layers.0.linear_attn.out_proj",
-        _with("layers.0.linear_attn.out_proj")),
+    "list-of-a-quantised-module": (
+        "layers.0.linear_attn.out_proj",
+        _with("layers.0.linear_attn.out_proj"),
+    ),
     "list-of-a-quantised-layer": ("layers.1.self_attn|layers.1.linear_attn", _with("layers.1")),
     "list-of-what-is-not-there": ("layers.9.self_attn.q_proj", _with("layers.9.self_attn.q_proj")),
     "list-of-everything": ("in_proj_qkv", lambda block: entries(block).append("re:.*")),
     "list-in-the-wrong-namespace": ("in_proj_a", _prefix),
     "list-empty": ("in_proj_a", lambda block: entries(block).clear()),
-}  # fmt: skip
+}
 GROUPS: dict[str, tuple[str, Change]] = {
     "targets-embedding": ("targets", groups("", "targets", ["Embedding"])),
     "strategy-tensor": ("strategy", groups("weights", "strategy", "tensor")),
@@ -172,18 +177,31 @@ GROUPS: dict[str, tuple[str, Change]] = {
     "activations-not-dynamic": ("dynamic", groups("input_activations", "dynamic", False)),
     "activations-of-4-bits": ("num_bits", groups("input_activations", "num_bits", 4)),
     "activations-per-tensor": ("strategy", groups("input_activations", "strategy", "tensor")),
-    "output-activations": ("output_activations", groups("", "output_activations",
-        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False})),
+    "output-activations": (
+        "output_activations",
+        groups(
+            "",
+            "output_activations",
+            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        ),
+    ),
     "format-int": ("format", put("format", "int-quantized")),
     "format-packed": ("format", put("format", "pack-quantized")),
     "status-frozen": ("quantization_status", put("quantization_status", "frozen")),
-    "kv-cache": ("kv_cache_scheme", put("kv_cache_scheme",
-        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False})),
+    "kv-cache": (
+        "kv_cache_scheme",
+        put(
+            "kv_cache_scheme",
+            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        ),
+    ),
     "no-groups": ("config_groups", lambda block: block["config_groups"].clear()),
-    "transforms": ("transform_config", put("transform_config",
-        {"config_groups": {"u": {"type": "hadamard", "apply": []}}})),
+    "transforms": (
+        "transform_config",
+        put("transform_config", {"config_groups": {"u": {"type": "hadamard", "apply": []}}}),
+    ),
     "method-fp8": ("quant_method|weight_scale|128x128", put("quant_method", "fp8")),
-}  # fmt: skip
+}
 TWO_GROUPS: dict[str, tuple[str, Change]] = {
     "targets-of-the-other-group": ("out_proj|in_proj_qkv|targets", _swap_targets),
     "a-group-lost": ("out_proj|config_groups", _lose_group),

@@ -10,8 +10,9 @@ from typing import Any
 from tests.planted.artifact import Artifact
 from tests.planted.fault import AS_IT_IS, FORGED, TENSORS, Fault, Names, Where, in_bases
 
-FOLDERS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split",
-                   "wide-mixed")  # fmt: skip
+FOLDERS = in_bases(
+    "nano-fp8-block", "nano-fp8-block-hub", "wide-fp8-channel", "moe-bf16-split", "wide-mixed"
+)
 FILES = in_bases("nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe", "wide-split", "nano-mmproj")
 HOMES: Where = lambda base: FOLDERS(base) or FILES(base)  # noqa: E731
 Receipt = dict[str, Any]
@@ -25,8 +26,11 @@ def cases() -> Iterator[Fault]:
         yield _fault(name, change, FOLDERS)
     for name, change in OF_FILES.items():
         yield _fault(name, change, FILES)
-    yield _fault("scale-mode", recipe("quantize.scale", "float32"),
-                 in_bases("nano-fp8-block", "nano-fp8-block-hub"))  # fmt: skip
+    yield _fault(
+        "scale-mode",
+        recipe("quantize.scale", "float32"),
+        in_bases("nano-fp8-block", "nano-fp8-block-hub"),
+    )
     yield _fault("experts-fused", recipe("experts", "fused"), in_bases("moe-bf16-split"))
     yield _fault("rules-lost", recipe("quantize.rules", []), in_bases("wide-mixed"))
     yield _fault("vision-kept", recipe("vision", "keep"), in_bases("nano-q8_0"))
@@ -39,11 +43,11 @@ def cases() -> Iterator[Fault]:
         yield Fault("receipt", name, plant, HOMES, TENSORS, receipts=(AS_IT_IS,))
     for name in ("tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         plant = partial(_lose_file, name=name)
-        yield Fault("receipt", f"a-file-lost-{name}", plant, FOLDERS, TENSORS,
-                    receipts=(AS_IT_IS, FORGED))  # fmt: skip
+        yield Fault(
+            "receipt", f"a-file-lost-{name}", plant, FOLDERS, TENSORS, receipts=(AS_IT_IS, FORGED)
+        )
     yield Fault("receipt", "a-file-changed", _change_file, FOLDERS, TENSORS, receipts=(AS_IT_IS,))
-    yield Fault("receipt", "weights-changed", _change_weights, HOMES, TENSORS,
-                receipts=(AS_IT_IS,))  # fmt: skip
+    yield Fault("receipt", "weights-changed", _change_weights, HOMES, TENSORS, receipts=(AS_IT_IS,))
 
 
 def _fault(name: str, change: Callable[[Receipt], Names], where: Where) -> Fault:
@@ -84,8 +88,11 @@ def source(change: Callable[[dict[str, Any]], object]) -> Callable[[Receipt], Na
 def _scheme(receipt: Receipt) -> Names:
     folder = receipt["recipe"]["export"]["format"] == "safetensors"
     asked = receipt["recipe"]["quantize"]["scheme"]
-    other = ("fp8-channel" if asked != "fp8-channel" else "fp8-block") if folder else (
-        "q5_k_m" if asked != "q5_k_m" else "q4_k_m")  # fmt: skip
+    other = (
+        ("fp8-channel" if asked != "fp8-channel" else "fp8-block")
+        if folder
+        else ("q5_k_m" if asked != "q5_k_m" else "q4_k_m")
+    )
     return recipe("quantize.scheme", other)(receipt)
 
 
@@ -132,8 +139,9 @@ EVERYWHERE: dict[str, Callable[[Receipt], Names]] = {
     "source-config": source(lambda files: _config_of(files).update(sha256="1" * 64)),
     "source-size": source(lambda files: _weights_of(files).update(size=17)),
     "source-file-lost": source(lambda files: files.pop("config.json")),
-    "source-file-more": source(lambda files: files.update(
-        {"model-extra.safetensors": {"size": 1, "sha256": "0" * 64}})),
+    "source-file-more": source(
+        lambda files: files.update({"model-extra.safetensors": {"size": 1, "sha256": "0" * 64}})
+    ),
     "source-empty": source(lambda files: files.clear()),
     "output-lost": _output(lambda files, name: files.pop(name)),
     "output-hash": _output(lambda files, name: files[name].update(sha256="0" * 64)),
@@ -141,7 +149,7 @@ EVERYWHERE: dict[str, Callable[[Receipt], Names]] = {
     "output-more": _output(lambda files, name: files.update({f"more-{name}": files[name]})),
     "errors": _errors,
     "dropped": _dropped,
-}  # fmt: skip
+}
 OF_FOLDERS: dict[str, Callable[[Receipt], Names]] = {
     "shard-size": recipe("export.max_shard_size", 10**5),
     "only-a-slice": recipe("only", "layers.0.*"),

@@ -98,14 +98,24 @@ RECIPES: dict[str, tuple[str, str, str, tuple[str, ...], int]] = {
     "fused experts": ("moe", "out", "bf16-split", ("experts=fused",), 1),
     "sharded experts": ("moe", "out", "bf16-split", ("export.max_shard_size=500KB",), 1),
     "sharded hub": ("nano", "out", "fp8-block-hub", ("export.max_shard_size=300KB",), 1),
-    "embedding quantised": ("wide", "out", "fp8-channel",
-        ("quantize.rules=[{match: lm_head, scheme: fp8-channel}]",), 1),
+    "embedding quantised": (
+        "wide",
+        "out",
+        "fp8-channel",
+        ("quantize.rules=[{match: lm_head, scheme: fp8-channel}]",),
+        1,
+    ),
     "a slice": ("nano", "out", "fp8-block", ("only=layers.0.*",), 1),
     "a slice of attention": ("wide", "out", "bf16-split", ("only=layers.2.self_attn.*",), 1),
     "a model without mtp": ("cast", "out", "fp8-block", (), 1),
     "a model without mtp in a file": ("cast", "m.gguf", "gguf-q5_k_m", (), 1),
-    "split with vision": ("wide", "m.gguf", "gguf-q6_k",
-        ("vision=keep", "export.max_shard_size=700KB"), 1),
+    "split with vision": (
+        "wide",
+        "m.gguf",
+        "gguf-q6_k",
+        ("vision=keep", "export.max_shard_size=700KB"),
+        1,
+    ),
     "mix of llama.cpp q4": ("wide", "m.gguf", "gguf-q4_k_m", THEIRS, 1),
     "mix of llama.cpp q5 with experts": ("moe", "m.gguf", "gguf-q5_k_m", THEIRS, 1),
     "mix of llama.cpp q8": ("nano", "m.gguf", "gguf-q8_0", THEIRS, 1),
@@ -113,7 +123,7 @@ RECIPES: dict[str, tuple[str, str, str, tuple[str, ...], int]] = {
     "f16": ("wide", "m.gguf", "gguf-bf16", ("quantize.scheme=f16",), 1),
     "f32": ("nano", "m.gguf", "gguf-bf16", ("quantize.scheme=f32",), 1),
     "f32 vision": ("wide", "m.gguf", "gguf-bf16", ("quantize.scheme=f32", "vision=keep"), 1),
-}  # fmt: skip
+}
 
 
 def _again() -> Iterator[Right]:

@@ -58,8 +58,14 @@ def _official_list(artifact: Artifact) -> None:
 
 def _ignore_by_patterns(artifact: Artifact) -> None:
     """Ignore as llm-compressor's recipes do."""
-    patterns = ("embed_tokens$", "linear_attn\\.in_proj_[ab]$", "conv1d$", "mtp\\.fc$",
-                "mlp\\.gate$", "shared_expert_gate$")  # fmt: skip
+    patterns = (
+        "embed_tokens$",
+        "linear_attn\\.in_proj_[ab]$",
+        "conv1d$",
+        "mtp\\.fc$",
+        "mlp\\.gate$",
+        "shared_expert_gate$",
+    )
     with artifact.json("config.json") as config:
         config[BLOCK]["ignore"] = ["lm_head", *(f"re:.*{p}" for p in patterns)]
         config[BLOCK] |= {"transform_config": {}, "sparsity_config": {}}
@@ -117,9 +123,14 @@ def _defaults(artifact: Artifact) -> None:
     with artifact.json("config.json") as config:
         text = config.get("text_config", config)
         more = {
-            "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02,
-            "use_cache": True, "pad_token_id": None, "bos_token_id": None, "hidden_act": "silu",
-        }  # fmt: skip
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "pad_token_id": None,
+            "bos_token_id": None,
+            "hidden_act": "silu",
+        }
         text |= {key: value for key, value in more.items() if key not in text}
         config["transformers_version"] = "5.24.0"
         config |= {key: config.pop(key) for key in sorted(config)}
@@ -163,8 +174,9 @@ def _fuse(entries: Any, prefix: str) -> None:
     import numpy as np
 
     experts = range(4)
-    both = [[entries.pop(f"{prefix}{e}.{p}.weight") for p in ("gate_proj", "up_proj")]
-            for e in experts]  # fmt: skip
+    both = [
+        [entries.pop(f"{prefix}{e}.{p}.weight") for p in ("gate_proj", "up_proj")] for e in experts
+    ]
     down = [entries.pop(f"{prefix}{e}.down_proj.weight") for e in experts]
     for name, parts, rows in (
         ("gate_up_proj", [part for pair in both for part in pair], 512),
@@ -194,7 +206,7 @@ FILES: dict[str, tuple[tuple[str, ...], Change]] = {
     "no vocab.json": (("nano-bf16-split",), _no_pairs),
     "a float for an integer": (("wide-mixed",), _theta_at_the_root_of_text),
     "experts fused": (("moe-bf16-split",), _fused_again),
-}  # fmt: skip
+}
 
 
 def _publish(artifact: Artifact) -> None:

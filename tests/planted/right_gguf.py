@@ -99,9 +99,11 @@ def _ggml(exact: Entry, entry: Entry, *, weighed: bool) -> np.ndarray:
     values = exact.view().float().reshape(-1, columns).numpy()
     importance = np.linspace(0.5, 2, columns, dtype=np.float32) if weighed else None
     kind = GGMLQuantizationType[entry.info.dtype].value
-    return np.ascontiguousarray(
-        libgguf.quantize_rows(values, kind, imatrix=importance)
-    ).reshape(-1).view(np.uint8)  # fmt: skip
+    return (
+        np.ascontiguousarray(libgguf.quantize_rows(values, kind, imatrix=importance))
+        .reshape(-1)
+        .view(np.uint8)
+    )
 
 
 WEIGHED = [
@@ -217,4 +219,4 @@ FILES: dict[str, tuple[tuple[str, ...], Change]] = {
     "text alone": (("nano-mmproj",), _no_vision),
     "vision in F16": (("wide-mmproj-bf16",), _vision_in_f16),
     "a tensor in F16": (("wide-q4_k_m", "wide-q6_k"), _one_type_up),
-}  # fmt: skip
+}

@@ -146,8 +146,13 @@ JSON: dict[str, tuple[str, Change]] = {
     "normalizer-lowercase": (TOKENIZER, put("normalizer", {"type": "Lowercase"})),
     "post-processor": (TOKENIZER, _begin),
     "decoder-lost": (TOKENIZER, put("decoder", None)),
-    "truncation": (TOKENIZER, put("truncation", {
-        "direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0})),
+    "truncation": (
+        TOKENIZER,
+        put(
+            "truncation",
+            {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0},
+        ),
+    ),
     "end-token": (TOKENIZER_CONFIG, put("eos_token", "<|endoftext|>")),
     "pad-token": (TOKENIZER_CONFIG, put("pad_token", "<|im_end|>")),
     "begin-token-added": (TOKENIZER_CONFIG, put("add_bos_token", True)),
@@ -167,7 +172,7 @@ JSON: dict[str, tuple[str, Change]] = {
     "patch-size": (IMAGES, put("patch_size", 14)),
     "video-mean": ("video_preprocessor_config.json", put("image_std", [0.27, 0.26, 0.28])),
     "image-class": (IMAGES, put("image_processor_type", "CLIPImageProcessor")),
-}  # fmt: skip
+}
 
 
 def half(content: bytes) -> bytes:
@@ -224,8 +229,9 @@ def _index() -> Iterator[Fault]:
     yield add("a-tensor-left-out", _leave_out)
     yield add("a-tensor-too-many", _promise, codes=UNOPENED)
     yield add("a-file-that-is-not-there", _rename, codes=UNOPENED)
-    yield add("an-empty-map", partial(_replace, file=INDEX, content='{"weight_map": {}}'),
-              codes=UNOPENED)  # fmt: skip
+    yield add(
+        "an-empty-map", partial(_replace, file=INDEX, content='{"weight_map": {}}'), codes=UNOPENED
+    )
     yield add("cut", partial(_replace, file=INDEX, content=half), codes=UNOPENED)
     yield add("stray-shard", _stray)
     for name, metadata in (("of-mlx", {"format": "mlx"}), ("of-tensorflow", {"format": "tf"})):

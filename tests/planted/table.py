@@ -24,10 +24,21 @@ from tests.planted.artifact import BASES
 from tests.planted.fault import Case, Fault
 
 TABLES = (
-    config_faults, quantization_faults, side_faults, header_faults, type_faults, order_faults,
-    value_faults, source_faults, code_faults, block_faults, gguf_faults, part_faults,
-    vision_faults, receipt_faults,
-)  # fmt: skip
+    config_faults,
+    quantization_faults,
+    side_faults,
+    header_faults,
+    type_faults,
+    order_faults,
+    value_faults,
+    source_faults,
+    code_faults,
+    block_faults,
+    gguf_faults,
+    part_faults,
+    vision_faults,
+    receipt_faults,
+)
 
 
 def faults() -> list[Fault]:

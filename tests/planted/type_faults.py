@@ -73,15 +73,16 @@ TYPES: dict[str, Plant] = {
     "embedding-in-f16": _recast("embed_tokens.weight", torch.float16),
     "conv-in-f16": _recast("layers.0.linear_attn.conv1d.weight", torch.float16),
     "bf16-bits-called-f16": _relabel(
-        lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"),
+        lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"
+    ),
     "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
-}  # fmt: skip
+}
 SCALES: dict[str, Plant] = {
     "codes-called-integers": _relabel(lambda t: t.at(UP), "I8"),
     "codes-called-bytes": _relabel(lambda t: t.at(UP), "U8"),
     "codes-called-e5m2": _relabel(lambda t: t.at(UP), "F8_E5M2"),
     "scale-in-f64": _scale_in(torch.float64),
-}  # fmt: skip
+}
 TYPES_OF_FILES: dict[str, Plant] = {
     "norm-in-f16": _recast("layers.0.input_layernorm.weight", torch.float16),
     "norm-in-bf16": _recast("layers.1.input_layernorm.weight", torch.bfloat16),

@@ -13,9 +13,14 @@ from tests.planted.order_faults import HOMES, turned
 from tests.planted.tensor_fault import Plant, change, row_zeroed, rows_swapped, swap, tensor_fault
 
 MOE = in_bases(
-    "moe-fp8-block", "moe-fp8-block-hub", "moe-fp8-channel", "moe-bf16-split", "moe-q8_0",
-    "moe-q4_k_m", "moe-mxfp4_moe",
-)  # fmt: skip
+    "moe-fp8-block",
+    "moe-fp8-block-hub",
+    "moe-fp8-channel",
+    "moe-bf16-split",
+    "moe-q8_0",
+    "moe-q4_k_m",
+    "moe-mxfp4_moe",
+)
 
 
 def cases() -> Iterator[Fault]:
@@ -75,11 +80,13 @@ VALUES: dict[str, Plant] = {
     "doubled": change("{full}.self_attn.v_proj.weight", lambda v: 2 * v),
     "clipped": change("{mlp}up_proj.weight", clipped),
     "one-element": change("{mlp}down_proj.weight", one_element),
-    "transposed-blocks": change("{full}.self_attn.k_proj.weight",
-        lambda v: v.reshape(2, -1, v.shape[-1]).transpose(0, 1).reshape(v.shape)),
+    "transposed-blocks": change(
+        "{full}.self_attn.k_proj.weight",
+        lambda v: v.reshape(2, -1, v.shape[-1]).transpose(0, 1).reshape(v.shape),
+    ),
     "mean-taken-off": change("{mlp}gate_proj.weight", lambda v: v - v.mean() - v.std()),
     "an-embedding-zeroed": change("embed_tokens.weight", row_zeroed),
-}  # fmt: skip
+}
 CONTROL: dict[str, Plant] = {
     "norm-plus-one": change("layers.0.input_layernorm.weight", lambda v: v + 1),
     "norm-minus-one": change("layers.1.post_attention_layernorm.weight", lambda v: v - 1),
@@ -127,16 +134,18 @@ EXPERTS: dict[str, Plant] = {
     "two-swapped": _swap_experts,
     "gate-and-up-of-one": swap("{experts}2.gate_proj.weight", "{experts}2.up_proj.weight"),
     "shared-and-one-swapped": swap(
-        "{experts}1.gate_proj.weight", "layers.1.mlp.shared_expert.gate_proj.weight"),
+        "{experts}1.gate_proj.weight", "layers.1.mlp.shared_expert.gate_proj.weight"
+    ),
     "one-copied": _copy_expert,
     "one-zeroed": change("{experts}3.down_proj.weight", torch.zeros_like),
     "one-transposed": change("{experts}0.gate_proj.weight", turned),
-    "layers-of-one-swapped": swap("{experts}1.up_proj.weight",
-        "layers.0.mlp.experts.1.up_proj.weight"),
+    "layers-of-one-swapped": swap(
+        "{experts}1.up_proj.weight", "layers.0.mlp.experts.1.up_proj.weight"
+    ),
     "mtp-and-trunk": swap("{experts}1.up_proj.weight", "mtp.layers.0.mlp.experts.1.up_proj.weight"),
     "router-rows": change("layers.0.mlp.gate.weight", lambda v: v.roll(1, 0)),
     "router-by-an-ulp": change("layers.1.mlp.gate.weight", ulp),
     "router-zeroed": change("mtp.layers.0.mlp.gate.weight", torch.zeros_like),
     "shared-gate-zeroed": change("layers.0.mlp.shared_expert_gate.weight", torch.zeros_like),
     "shared-gate-sign": change("layers.1.mlp.shared_expert_gate.weight", torch.neg),
-}  # fmt: skip
+}

@@ -143,8 +143,13 @@ KEYS: dict[str, tuple[str, Any]] = {
     "architecture": ("general.architecture", "qwen35"),
     "file-type": ("general.file_type", 2),
 }
-REQUIRED = ("clip.vision.image_mean", "clip.vision.spatial_merge_size", "clip.projector_type",
-            "clip.vision.attention.head_count", "clip.use_gelu")  # fmt: skip
+REQUIRED = (
+    "clip.vision.image_mean",
+    "clip.vision.spatial_merge_size",
+    "clip.projector_type",
+    "clip.vision.attention.head_count",
+    "clip.use_gelu",
+)
 ADDED = {
     "silu": Kv("clip.use_silu", "bool", True),
     "audio": Kv("clip.has_audio_encoder", "bool", True),
@@ -208,14 +213,15 @@ TENSORS_OF_FILES: dict[str, Callable[[Entries], Names]] = {
     "nan": values("v.blk.0.attn_out.bias", lambda v: v * float("nan")),
     "weight-half-zero": zeroed("v.blk.0.attn_qkv.weight"),
     "merger-half-zero": zeroed("mm.2.weight"),
-}  # fmt: skip
+}
 # The bundled model has a vision tower whose norms are ones and whose biases are zeros.
 OF_TRAINED: dict[str, Callable[[Entries], Names]] = {
     "norms-swapped": swap("v.blk.0.ln1.weight", "v.blk.0.ln2.weight"),
     "bias-zeroed": values("v.blk.0.ffn_up.bias", torch.zeros_like),
-    "query-and-value-swapped": values("v.blk.0.attn_qkv.bias", lambda v: torch.cat(
-        v.chunk(3)[::-1])),
-}  # fmt: skip
+    "query-and-value-swapped": values(
+        "v.blk.0.attn_qkv.bias", lambda v: torch.cat(v.chunk(3)[::-1])
+    ),
+}
 
 
 def _lose(entries: Entries) -> str:
