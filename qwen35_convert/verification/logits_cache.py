@@ -22,13 +22,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from formats.safetensors.file import SafetensorsFile, build_header
 from formats.tensor import TensorInfo
-from qwen35_convert.durable import sync_folder
+from qwen35_convert.durable import write_all, written_aside
 from qwen35_convert.errors import OutputError
+from qwen35_convert.run.items import as_bytes
 from qwen35_convert.write.receipt import version
 
 if TYPE_CHECKING:
@@ -69,10 +70,14 @@ class LogitsCache:
 
     def _kept_from_now_on(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
         header, _ = build_header(self.infos, {})
-        with _written_aside(self.path) as file:
-            file.write(header)
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with _unwritable(self.path), written_aside(self.path, aside) as file:
+            write_all(file, memoryview(header), 0)
+            place = len(header)
             for _, stream in zip(self.infos, computed, strict=True):
-                file.write(stream.cpu().contiguous().numpy().data)
+                data = as_bytes(stream)
+                write_all(file, data, place)
+                place += data.nbytes
                 yield stream
 
 
@@ -90,27 +95,17 @@ def _digest(source: Checkpoint, ids_NT: Tensor, device: str) -> str:
 
 
 def _check_folder(folder: Path, nbytes: int) -> None:
-    try:
+    with _unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise OutputError(f"{folder}: {error.strerror}") from None
     if free < nbytes:
         raise OutputError(f"{folder} has {free} free bytes, a cache of these logits needs {nbytes}")
 
 
 @contextmanager
-def _written_aside(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file that takes its name when it is complete. OutputError if it cannot be written."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+def _unwritable(path: Path) -> Iterator[None]:
+    """Turn an OSError into an OutputError that names the path."""
     try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-        sync_folder(path.parent)
+        yield
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)

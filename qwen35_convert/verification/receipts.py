@@ -6,8 +6,7 @@ with the files, and can only add a failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, build_recipe
-from qwen35_convert.write.receipt import sha256_file
+from qwen35_convert.write.receipt import describe_files
 
 # Files that an engine reads or runs; others beside an artifact are its owner's business.
 READ = (".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".py", ".model", ".txt", ".gguf")
@@ -86,8 +85,8 @@ def _entry(name: str, entry: Any) -> Entry:
 
 def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     """Yield files that are not those which the receipt lists, and files that it does not list."""
-    folder = artifact.folder
-    for name, problem in _changed(receipt.output, folder, workers):
+    places = {name: artifact.folder / name for name in receipt.output}
+    for name, problem in _changed(receipt.output, places, workers):
         yield Failure(name, problem)
     container = container_of(artifact)
     for name in container.unlisted(artifact, {*receipt.output, receipt.path.name}):
@@ -104,31 +103,26 @@ def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Itera
     for name in receipt.source.keys() - paths.keys():
         yield Failure(name, "is in the receipt as a file of the source, which has none")
     near = {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}
-    listed = {name: receipt.source[name] for name in near}
-    for name, problem in _changed(listed, source.folder, workers, near):
+    for name, problem in _changed(receipt.source, near, workers):
         yield Failure("SOURCE", f"was changed after the conversion: {name} {problem}")
 
 
 def _changed(
-    listed: Mapping[str, Entry], folder: Path, workers: int, paths: Mapping[str, Path] | None = None
+    listed: Mapping[str, Entry], places: Mapping[str, Path], workers: int
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of each listed file that is not as listed; sizes first, then hashes."""
-    places = {name: (paths or {}).get(name, folder / name) for name in listed}
-    present = {name: path for name, path in places.items() if path.is_file()}
-    yield from ((name, "is in the receipt, but not there") for name in listed.keys() - present)
+    """Yield (name, problem) of each file that is not as listed; sizes first, then hashes.
+
+    places  where the files are that are looked at; their names are listed
+    """
     whole = []
-    for name, path in present.items():
-        size, expected = path.stat().st_size, listed[name][0]
-        if size != expected:
-            yield name, f"has {size} bytes, the receipt says {expected}"
-        elif listed[name][1]:
-            whole.append(name)
-    for name, digest in _hashes(whole, places, workers):
-        if digest != listed[name][1]:
+    for name, path in places.items():
+        size, digest = listed[name]
+        if not path.is_file():
+            yield name, "is in the receipt, but not there"
+        elif path.stat().st_size != size:
+            yield name, f"has {path.stat().st_size} bytes, the receipt says {size}"
+        elif digest:
+            whole.append(path)
+    for name, found in describe_files(whole, workers).items():
+        if found["sha256"] != listed[name][1]:
             yield name, "is not the file that the receipt describes (SHA-256 differs)"
-
-
-def _hashes(names: Iterable[str], paths: Mapping[str, Path], workers: int) -> list[tuple[str, str]]:
-    ordered = sorted(names)
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        return list(zip(ordered, pool.map(lambda n: sha256_file(paths[n]), ordered), strict=True))
