@@ -25,8 +25,9 @@ from quant.errors import QuantError
 from quant.plain import PLAIN_TYPES
 from quant.scheme import Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
-from qwen35_convert.planning.plan import Item, Plan
+from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
+from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 
@@ -147,7 +148,7 @@ def convert_items(
 
     Raises what an item raised; closing the iterator stops the threads.
     """
-    _one_torch_thread()
+    one_torch_thread()
     work = _Work(plan, source, sink, effort, pending=items)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
@@ -175,13 +176,6 @@ def _waking(source: Checkpoint) -> Iterator[None]:
         if source.remote is not None:
             source.remote.interrupt()
         raise
-
-
-def _one_torch_thread() -> None:
-    """Our workers are the parallelism; torch's own threads would only fight them."""
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def in_file_order(plan: Plan, source: Checkpoint, journal: Journal) -> list[int]:
@@ -292,17 +286,40 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
 
 
 def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:
+    held = item.scheme.cost(moved=True).write
+    for rows in encoded_rows(value, item, worker, held):
+        for output, start, data in rows.outputs:
+            sink.write(output.name, output.offset + start, data)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Some rows of a weight, what its scheme stores of them, and where that belongs.
+
+    outputs  each output with the byte of it at which these bytes begin
+    """
+
+    w: Tensor
+    parts: Mapping[str, Tensor]
+    outputs: Sequence[tuple[Output, int, memoryview]]
+
+
+def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterator[Encoded]:
+    """Encode an item's rows, as many at once as the worker has memory for.
+
+    held  bytes that the caller holds of each element
+    """
     scheme, prepared = item.scheme, worker.prepared.of(item)
-    offsets = {output.key: output.offset for output in item.outputs}
-    names = {output.key: output.name for output in item.outputs}
+    outputs = {output.key: output for output in item.outputs}
+    at = dict.fromkeys(outputs, 0)
     whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
-    held = scheme.cost(moved=True).write
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
-        for key, tensor in worker.encode(item, w, prepared).items():
-            data = as_bytes(tensor)
-            sink.write(names[key], offsets[key], data)
-            offsets[key] += 0 if key in whole else data.nbytes
+        parts = worker.encode(item, w, prepared)
+        encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
+        yield Encoded(w, parts, encoded)
+        for output, _, data in encoded:
+            at[output.key] += 0 if output.key in whole else data.nbytes
         value.release(start, stop)
 
 

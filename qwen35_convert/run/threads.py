@@ -38,3 +38,10 @@ def each(call: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
         finally:
             stop.set()
     return [results[index] for index in range(len(items))]
+
+
+def one_torch_thread() -> None:
+    """Keep torch to one thread: our workers are the parallelism, its threads would fight them."""
+    import torch
+
+    torch.set_num_threads(1)

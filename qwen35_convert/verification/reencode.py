@@ -15,11 +15,12 @@ from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from quant.measure import Error
-from quant.stored import CHUNK_BYTES, each_row, open_value
+from quant.scheme import Scheme
+from quant.stored import each_row, open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.planning.plan import Item, Output, Plan
-from qwen35_convert.run.items import Effort, Preparation, Worker, as_bytes, make_worker
-from qwen35_convert.run.threads import each
+from qwen35_convert.run.items import Effort, Encoded, Preparation, Worker, encoded_rows, make_worker
+from qwen35_convert.run.threads import each, one_torch_thread
 from qwen35_convert.verification.compare import Compared, compare_atom
 
 PAGE = mmap.PAGESIZE
@@ -85,6 +86,12 @@ class _Result:
     error: Error = field(default_factory=Error)
     wrong: dict[str, Mismatch] = field(default_factory=dict)
 
+    def measure(self, scheme: Scheme, rows: Encoded) -> None:
+        """Add the error of some rows."""
+        if scheme.label is not None:
+            stored = each_row(scheme, rows.parts, tuple(rows.w.shape))
+            self.error += scheme.measure(rows.w, stored)
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -101,9 +108,7 @@ class Again:
 
         A tensor that is missing or short is left to the comparison of headers.
         """
-        import torch
-
-        torch.set_num_threads(1)
+        one_torch_thread()
         files, prepared = Files(self.artifact), Preparation(self.source)
         local = threading.local()
 
@@ -112,8 +117,9 @@ class Again:
                 effort = Effort(1, "cpu", lambda: None)
                 local.worker = make_worker(self.plan, effort, prepared)
             result = _Result()
-            for outputs in _chunks(item, self.source, local.worker, result):
-                _compare(files, outputs, result)
+            for rows in _encoded(item, self.source, local.worker):
+                result.measure(item.scheme, rows)
+                _compare(files, rows.outputs, result)
             self.progress(item.atom.name)
             return self._judged(item, result)
 
@@ -147,27 +153,10 @@ class Again:
             )
 
 
-def _chunks(
-    item: Item, source: Checkpoint, worker: Worker, result: _Result
-) -> Iterator[list[tuple[Output, int, memoryview]]]:
-    """Encode an item; yield what each range of rows comes to, and add to its error."""
-    value, scheme = open_value(source, item.atom, item.ops), item.scheme
-    prepared, cost = worker.prepared.of(item), scheme.cost(moved=True)
-    outputs = {output.key: output for output in item.outputs}
-    at = dict.fromkeys(outputs, 0)
-    whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
-    held = cost.write + cost.compare
-    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=CHUNK_BYTES):
-        w = value.rows(start, stop)
-        parts = worker.encode(item, w, prepared)
-        if scheme.label is not None:
-            rows = each_row(scheme, parts, tuple(w.shape))
-            result.error += scheme.measure(w, rows)
-        encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
-        yield encoded
-        for output, _, data in encoded:
-            at[output.key] += 0 if output.key in whole else data.nbytes
-        value.release(start, stop)
+def _encoded(item: Item, source: Checkpoint, worker: Worker) -> Iterator[Encoded]:
+    cost = item.scheme.cost(moved=True)
+    value = open_value(source, item.atom, item.ops)
+    return encoded_rows(value, item, worker, cost.write + cost.compare)
 
 
 def _compare(
