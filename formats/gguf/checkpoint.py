@@ -11,7 +11,7 @@ from formats.errors import FormatError
 from formats.family.config import read_config
 from formats.family.layout import recognise
 from formats.gguf.dialect import GgufDialect
-from formats.gguf.file import SHARD, Kv, open_files
+from formats.gguf.file import SHARD, GgufFile, Kv, open_files
 from formats.gguf.metadata import config_from_metadata
 from formats.stored import Recogniser
 
@@ -45,6 +45,13 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
         where={name: file.path.name for file in files for name in file.infos},
         sides=_Sides(kv),
     )
+
+
+def first_file(checkpoint: Checkpoint) -> GgufFile:
+    """Return the file whose metadata are those of the whole model."""
+    file = next(iter(checkpoint.files.values()))
+    assert isinstance(file, GgufFile), "a GGUF checkpoint holds GGUF files"
+    return file
 
 
 def whole_path(checkpoint: Checkpoint) -> Path:

@@ -129,7 +129,10 @@ class Container(Protocol):
         ...
 
     def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
-        """Yield how the header of a file of tensors differs from the expected one."""
+        """Yield how the header of a file of tensors differs from the expected one.
+
+        It is asked only where they are not equal.
+        """
         ...
 
     def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:

@@ -15,7 +15,7 @@ from formats.checkpoint import Checkpoint
 from quant.stored import open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
-from qwen35_convert.run.threads import each
+from qwen35_convert.run.threads import each, one_torch_thread
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
 from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
@@ -38,9 +38,9 @@ class Check:
     level: str
     catches: str
     run: Callable[[Proof], Iterator[Failure]]
-    planted: str
     needs: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    planted: str = "tests/planted/test_planted.py"
 
     def applies(self, proof: Proof) -> bool:
         """Whether there is anything to look at."""
@@ -55,8 +55,11 @@ class Check:
 
 
 def _census(proof: Proof) -> Iterator[Failure]:
-    if not proof.checks.partial:
-        yield from container_of(proof.artifact).census(proof.artifact)
+    if proof.checks.partial:
+        return
+    for problem in proof.artifact.layout.problems:
+        yield Failure(problem.tensor, problem.problem)
+    yield from container_of(proof.artifact).census(proof.artifact)
 
 
 def _files(proof: Proof) -> Iterator[Failure]:
@@ -125,11 +128,9 @@ def _again(proof: Proof) -> Iterator[Failure]:
 
 
 def _values(proof: Proof) -> Iterator[Failure]:
-    import torch
-
     artifact, source, checks = proof.artifact, proof.source, proof.checks
     assert source is not None, "it is needed"
-    torch.set_num_threads(1)
+    one_torch_thread()
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
@@ -154,27 +155,26 @@ def _logits(proof: Proof) -> Iterator[Failure]:
     yield from shortfalls
 
 
-PLANTED = "tests/planted/test_planted.py"
 CHECKS = (
     Check("census", "structure", "headers and config that contradict each other or an engine's "
-          "rules: lists, parts, roles, groups, classes", _census, PLANTED),
+          "rules: lists, parts, roles, groups, classes", _census),
     Check("files", "structure", "any file, header, key or field that the recipe does not make of "
-          "the source", _files, PLANTED, needs=("expected", "source")),
+          "the source", _files, needs=("expected", "source")),
     Check("config", "structure", "fields and keys that engines obey and that are not the source's",
-          _config, PLANTED, needs=("source",), lacks=("expected",)),
-    Check("coverage", "structure", "tensors that only one side has", _coverage, PLANTED,
+          _config, needs=("source",), lacks=("expected",)),
+    Check("coverage", "structure", "tensors that only one side has", _coverage,
           needs=("source",)),
     Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
-          _outputs, PLANTED, needs=("receipt",)),
+          _outputs, needs=("receipt",)),
     Check("source", "tensors", "a source that is not the one the artifact was made from",
-          _sources, PLANTED, needs=("receipt", "source")),
+          _sources, needs=("receipt", "source")),
     Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
-          _again, PLANTED, needs=("expected", "source")),
+          _again, needs=("expected", "source")),
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
-          _values, PLANTED, needs=("source",), lacks=("expected",)),
-    Check("defects", "tensors", "values, scales and codes that are not finite", _defects, PLANTED),
-    Check("beside", "tensors", "a vision file that is not the source's", _beside, PLANTED,
+          _values, needs=("source",), lacks=("expected",)),
+    Check("defects", "tensors", "values, scales and codes that are not finite", _defects),
+    Check("beside", "tensors", "a vision file that is not the source's", _beside,
           lacks=("expected",)),
-    Check("logits", "logits", "predictions that are not the source's", _logits, PLANTED,
+    Check("logits", "logits", "predictions that are not the source's", _logits,
           needs=("source",)),
 )  # fmt: skip

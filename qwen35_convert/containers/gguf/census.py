@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
-from formats.gguf.file import GgufFile
+from formats.gguf.checkpoint import first_file
 from qwen35_convert.failure import Failure
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -20,8 +20,6 @@ REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggm
 
 def gguf_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield everything that the header shows to be wrong."""
-    for problem in artifact.layout.problems:
-        yield Failure(problem.tensor, problem.problem)
     yield from _types(artifact)
     yield from _mtp(artifact)
     yield from _vocabulary(artifact)
@@ -42,8 +40,7 @@ def _mtp(artifact: Checkpoint) -> Iterator[Failure]:
 
 
 def _vocabulary(artifact: Checkpoint) -> Iterator[Failure]:
-    first = next(iter(artifact.files.values()))
-    assert isinstance(first, GgufFile), "a GGUF checkpoint holds GGUF files"
+    first = first_file(artifact)
     for key in REQUIRED:
         if key not in first.kv:
             yield Failure(key, "is missing: llama.cpp has no tokenizer without it")

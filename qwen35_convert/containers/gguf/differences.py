@@ -13,6 +13,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.gguf.checkpoint import first_file
 from formats.gguf.file import GgufFile, Kv
 from formats.gguf.header import parse_header
 from formats.gguf.metadata import text_metadata
@@ -57,8 +58,7 @@ def _plain(kv: Mapping[str, Kv]) -> dict[str, Any]:
 
 def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
     """Yield keys that engines obey and that are not what the source gives."""
-    file = next(iter(artifact.files.values()))
-    assert isinstance(file, GgufFile), "a GGUF checkpoint holds GGUF files"
+    file = first_file(artifact)
     try:
         expected = _expected(artifact, source)
     except FormatError as error:
