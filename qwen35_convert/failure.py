@@ -11,3 +11,7 @@ class Failure:
 
     tensor: str
     problem: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return it as reports and receipts print it."""
+        return {"tensor": self.tensor, "problem": self.problem}

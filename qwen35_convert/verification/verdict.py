@@ -20,7 +20,6 @@ MAX_FAILURES = 20
 def verdict(report: Report) -> dict[str, Any]:
     """Return level, thresholds, what was measured on which text, and at most 20 failures."""
     logits = report.logits
-    failures = [{"tensor": f.tensor, "problem": f.problem} for f in report.failures]
     return {
         "level": report.level,
         "raised": report.raised,
@@ -28,7 +27,7 @@ def verdict(report: Report) -> dict[str, Any]:
         "text_sha256": logits["text_sha256"] if logits else None,
         "measured": {key: _rounded(logits[key]) for key in MEASURED} if logits else None,
         "passed": report.passed,
-        "failures": failures[:MAX_FAILURES],
+        "failures": [failure.as_dict() for failure in report.failures[:MAX_FAILURES]],
     }
 
 

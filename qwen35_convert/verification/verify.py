@@ -59,7 +59,7 @@ class Report:
             "schemes": self.schemes,
             "tensors": self.tensors,
             "logits": self.logits,
-            "failures": [{"tensor": f.tensor, "problem": f.problem} for f in self.failures],
+            "failures": [failure.as_dict() for failure in self.failures],
         }
 
 
