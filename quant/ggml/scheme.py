@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from formats.stored import Problem, StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
+from quant.finite import count_not_finite
 from quant.ggml import codec
 from quant.scheme import Cost, Part, Shape, Usual
 
@@ -59,10 +60,14 @@ class Ggml(Usual):
 
     def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
         """Yield the tensors of this type."""
-        dtype = self.type if self.plain else "F32"
         for name, info in infos.items():
             if info.dtype == self.type:
-                yield StoredWeight(name, info.shape, dtype, self, (info,))
+                yield self.stored(name, info)
+
+    def stored(self, name: str, info: TensorInfo) -> StoredWeight:
+        """Return the weight of this name that a tensor of this type holds."""
+        dtype = self.type if self.plain else "F32"
+        return StoredWeight(name, info.shape, dtype, self, (info,))
 
     def refuses(self, shape: Shape) -> str | None:
         """Return why rows of this length cannot be whole blocks, or None."""
@@ -147,7 +152,7 @@ class Ggml(Usual):
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return values that are not finite: a scale that is NaN spreads over its block."""
-        bad = int((~self.decode(rows).isfinite()).sum())
+        bad = count_not_finite(self.decode(rows))
         return {BLOCKS: ("values that are not finite", bad)} if bad else {}
 
     def cost(self, *, moved: bool) -> Cost:
@@ -167,8 +172,7 @@ class GgmlTypes:
         for name, info in infos.items():
             form = Ggml(info.dtype)
             if form.plain or info.dtype not in DTYPE_BYTES:
-                dtype = info.dtype if form.plain else "F32"
-                yield StoredWeight(name, info.shape, dtype, form, (info,))
+                yield form.stored(name, info)
 
     def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Return None: what is neither is no weight."""
