@@ -60,17 +60,23 @@ def dialect_of(held: Mapping[str, TensorInfo], config: Config) -> Dialect:
     return MlxDialect() if convs and moved_all and moved != (1, 1) else HubDialect()
 
 
-@dataclass(frozen=True, slots=True)
-class HubDialect:
-    """The way of the hub: what the table says."""
+class _Namespaced:
+    """Names as the table has them, inside namespaces."""
 
-    kind: str = HUB_DIALECT
+    __slots__ = ()
 
     def rename(
         self, infos: Mapping[str, TensorInfo], _config: Config
     ) -> tuple[dict[str, str], list[Problem]]:
         """Strip the namespaces."""
         return rename(infos)
+
+
+@dataclass(frozen=True, slots=True)
+class HubDialect(_Namespaced):
+    """The way of the hub: what the table says."""
+
+    kind: str = HUB_DIALECT
 
     def stored_shape(self, slot: Slot, _shape: Shape) -> Shape:
         """Return the table's shape."""
@@ -84,16 +90,10 @@ class HubDialect:
 
 
 @dataclass(frozen=True, slots=True)
-class MlxDialect:
+class MlxDialect(_Namespaced):
     """MLX's way: convolutions with channels last, norms shifted."""
 
     kind: str = MLX
-
-    def rename(
-        self, infos: Mapping[str, TensorInfo], _config: Config
-    ) -> tuple[dict[str, str], list[Problem]]:
-        """Strip the namespaces."""
-        return rename(infos)
 
     def stored_shape(self, slot: Slot, shape: Shape) -> Shape:
         """Return the shape with moved axes; a patch embedding may have kept the hub's."""

@@ -97,11 +97,9 @@ class _Pair:
 
         They follow from the artifact alone, so the sums are the same whatever memory there is.
         """
-        cost = self.ours.scheme.cost(moved=True)
-        for rows in self.theirs.chunks(self._multiple(), held=cost.read + cost.compare):
+        scheme, cost = self.ours.scheme, self.ours.scheme.cost(moved=True)
+        multiple = max(scheme.row_multiple, 1)
+        for rows in self.theirs.chunks(multiple, held=cost.read + cost.compare):
             yield rows
             self.ours.release(*rows)
             self.theirs.release(*rows)
-
-    def _multiple(self) -> int:
-        return max(self.ours.scheme.row_multiple, 1)
