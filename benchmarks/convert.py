@@ -153,20 +153,16 @@ def median(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: sorted(run[key] for run in runs)[len(runs) // 2] for key in runs[0]}
 
 
+def convert_command(source: Path, out: Path, recipe: str) -> tuple[str, ...]:
+    """Return the command that converts."""
+    cli = (sys.executable, "-m", "qwen35_convert.cli", "convert")
+    return (*cli, str(source), "-o", str(out), "--recipe", recipe)
+
+
 def bench(case: str, source: Path, repeat: int) -> list[dict[str, Any]]:
     """Check, then time ours, cp + fsync and the plain loop, in turn."""
     out, copy, plain = (source.with_name(f"{source.name}-{k}") for k in ("out", "cp", "plain"))
-    convert = (
-        sys.executable,
-        "-m",
-        "qwen35_convert.cli",
-        "convert",
-        str(source),
-        "-o",
-        str(out),
-        "--recipe",
-        "fp8-block",
-    )
+    convert = convert_command(source, out, "fp8-block")
     subprocess.run(convert, cwd=ROOT, env=ENVIRONMENT, check=True)  # fails unless it verifies
     start = median([measure(sys.executable, "-c", START) for _ in range(repeat)])
     hashes = median(

@@ -38,7 +38,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.convert import ENVIRONMENT, ROOT, commit, generate, measure, median, remove
+from benchmarks.convert import (
+    ENVIRONMENT,
+    ROOT,
+    commit,
+    convert_command,
+    generate,
+    measure,
+    median,
+    remove,
+)
 from benchmarks.outside import Encoder, compare, converter, quantiser
 
 if TYPE_CHECKING:
@@ -68,21 +77,6 @@ def make_source(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | MORE))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(NANO / name, folder)
-
-
-def ours(source: Path, out: Path, mix: str) -> tuple[str, ...]:
-    """Return our command."""
-    return (
-        sys.executable,
-        "-m",
-        "qwen35_convert.cli",
-        "convert",
-        str(source),
-        "-o",
-        str(out),
-        "--recipe",
-        f"gguf-{mix}",
-    )
 
 
 def theirs(options: argparse.Namespace, source: Path, out: Path, mix: str) -> list[tuple[str, ...]]:
@@ -117,9 +111,9 @@ def bench(options: argparse.Namespace, source: Path, mix: str) -> Iterator[dict[
     out = {tool: source.with_name(f"{tool}-{mix}.gguf") for tool in ("qwen35", "llama.cpp")}
     commands = {"llama.cpp": theirs(options, source, out["llama.cpp"], mix)}
     if not options.no_ours:
-        command = ours(source, out["qwen35"], mix)
-        subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True)  # fails unless it verifies
-        commands = {"qwen35": [(*command, "--no-verify")]} | commands
+        convert = convert_command(source, out["qwen35"], f"gguf-{mix}")
+        subprocess.run(convert, cwd=ROOT, env=ENVIRONMENT, check=True)  # fails unless it verifies
+        commands = {"qwen35": [(*convert, "--no-verify")]} | commands
     found: dict[str, list[Run]] = {tool: [] for tool, steps in commands.items() if steps}
     for _ in range(options.repeat):
         for tool in found:

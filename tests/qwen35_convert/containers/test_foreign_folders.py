@@ -20,7 +20,7 @@ from qwen35_convert.recipe import build_recipe, read_recipe
 from qwen35_convert.write.receipt import receipt_name
 from tests.checkpoints import dense, moe
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import made
-from tests.qwen35_convert.verification.test_verify import damage, edit_config
+from tests.qwen35_convert.verification.damage import damage, edit_config
 
 NO_PROOF = api.RunOptions(verify=False)
 CODES = torch.float8_e4m3fn

@@ -19,6 +19,7 @@ import socket
 import struct
 import threading
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,13 +27,31 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub
 import numpy as np
+from huggingface_hub import constants
 from safetensors.numpy import save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
     from types import TracebackType
 
+    import pytest
+
+# What may lead huggingface_hub elsewhere, or keep it from asking.
+SETTINGS = (
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+)
 LFS = (".safetensors", ".bin", ".gguf", ".onnx")
 _INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?")
 _TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?")
@@ -354,3 +373,23 @@ def _sha256(data: bytes) -> str:
 
 def _lfs(data: bytes) -> dict[str, Any]:
     return {"sha256": _sha256(data), "size": len(data)}
+
+
+def point_to(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let huggingface_hub ask this hub, with an empty cache in `home` and no token."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(home / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+
+
+@contextmanager
+def only_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Give a hub of our own that huggingface_hub asks, without waiting anywhere."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with Hub() as hub:
+        point_to(hub, home, monkeypatch)
+        huggingface_hub.close_session()
+        yield hub
+        huggingface_hub.close_session()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.fetch import fetch, parse_repo
-from tests.qwen35_convert.hub.hub_server import Fault, Hub, checkpoint, git_id
+from tests.qwen35_convert.hub.hub_server import SETTINGS, Fault, Hub, checkpoint, git_id, only_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,33 +30,12 @@ INDEX = "model.safetensors.index.json"
 NEEDED = {"LICENSE", "README.md", "config.json", "tokenizer.json", INDEX, *SHARDS}
 TOKEN = "hf_" + "s3cr3t" * 5
 ROOT = Path(__file__).parents[3]
-SETTINGS = (
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HTTP_PROXY",
-    "http_proxy",
-    "ALL_PROXY",
-    "all_proxy",
-)
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub of our own, an empty HF_HOME, no token, and no waiting inside huggingface_hub."""
-    for name in SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with Hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        huggingface_hub.close_session()
+    with only_hub(tmp_path, monkeypatch) as hub:
         yield hub
-        huggingface_hub.close_session()
 
 
 @pytest.fixture

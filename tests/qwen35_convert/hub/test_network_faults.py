@@ -16,12 +16,11 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
 
 from qwen35_convert import api, cli, source
 from qwen35_convert.hub import remote_file, stream
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
-from tests.qwen35_convert.hub.hub_server import Fault, Hub
+from tests.qwen35_convert.hub.hub_server import Fault, Hub, point_to
 
 REPO = "maker/tiny-qwen"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -148,11 +147,7 @@ def naps() -> list[float]:
 @pytest.fixture(autouse=True)
 def _quick(hub: Hub, tmp_path: Path, naps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, no waiting, and requests as small as the model."""
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    point_to(hub, tmp_path, monkeypatch)
     monkeypatch.setattr("time.sleep", naps.append)
     monkeypatch.setattr(source, "open_stream", partial(stream.open_stream, block=BLOCK))
     monkeypatch.setattr(stream, "FIRST_BYTES", 1 << 12)

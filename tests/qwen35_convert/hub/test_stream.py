@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-import huggingface_hub
 import pytest
-from huggingface_hub import constants
 
 from qwen35_convert import api, source
 from qwen35_convert import options as run_options
@@ -22,7 +20,7 @@ from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import executor
 from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
-from tests.qwen35_convert.hub.hub_server import Fault, Hub
+from tests.qwen35_convert.hub.hub_server import Fault, Hub, only_hub
 
 REPO = "maker/tiny-qwen"
 TOKEN = "hf_" + "s3cr3t" * 5
@@ -31,17 +29,9 @@ BLOCK = 1 << 17
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(source, "open_stream", partial(stream.open_stream, block=BLOCK))
-    with Hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        huggingface_hub.close_session()
+    with only_hub(tmp_path, monkeypatch) as hub:
         yield hub
-        huggingface_hub.close_session()
 
 
 @pytest.fixture

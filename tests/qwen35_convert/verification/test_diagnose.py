@@ -13,7 +13,7 @@ from formats.gguf.file import GgufFile
 from qwen35_convert import api
 from qwen35_convert.recipe import build_recipe, read_recipe
 from tests.checkpoints import dense, hub_config, make_weights, moe, write_checkpoint
-from tests.qwen35_convert.verification.test_verify import damage, edit_config
+from tests.qwen35_convert.verification.damage import damage, edit_config
 
 NO_PROOF = api.RunOptions(verify=False)
 QKV = "model.layers.0.linear_attn.in_proj_qkv.weight"

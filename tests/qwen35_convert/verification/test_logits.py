@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
 from qwen35_convert import api
@@ -20,7 +18,8 @@ from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.limits import LOOSEST
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 from qwen35_convert.write.receipt import dump_json
-from tests.checkpoints import Weights, hub_config, make_weights, write_checkpoint
+from tests.checkpoints import hub_config, make_weights, write_checkpoint
+from tests.qwen35_convert.verification.damage import damage
 
 TEXT = DEFAULT_TEXT.read_text()[:3000]
 
@@ -35,17 +34,6 @@ def text(tmp_path) -> str:
 def verify(source: Path, out: Path, text: str, **thresholds) -> api.Report:
     check = LogitsCheck(text, **thresholds)
     return api.verify(out, source, level="logits", logits=check)
-
-
-def damage(out: Path, change: Callable[[Weights], None]) -> None:
-    weights = load_file(out / "model.safetensors")
-    change(weights)
-    save_file(
-        {n: t.contiguous() for n, t in weights.items()},
-        out / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    (out / "qwen35-receipt.json").unlink()
 
 
 def entry_of_error(report: api.Report) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
 from tests.checkpoints import Weights, dense, hub_config, make_weights, moe, write_checkpoint
+from tests.qwen35_convert.verification.damage import damage, edit_config
 
 
 @pytest.fixture
@@ -24,24 +22,6 @@ def converted(tmp_path) -> tuple[Path, Path]:
         source, tmp_path / "out", read_recipe("fp8-block"), options=api.RunOptions(verify=False)
     )
     return source, tmp_path / "out"
-
-
-def damage(out: Path, change: Callable[[Weights], None]) -> None:
-    """Change the artifact's tensors as a buggy tool would: the receipt goes with them."""
-    weights = load_file(out / "model.safetensors")
-    change(weights)
-    save_file(
-        {n: t.contiguous() for n, t in weights.items()},
-        out / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    total = sum(t.nbytes for t in weights.values())
-    index = {
-        "metadata": {"total_size": total},
-        "weight_map": dict.fromkeys(weights, "model.safetensors"),
-    }
-    (out / "model.safetensors.index.json").write_text(json.dumps(index))
-    (out / "qwen35-receipt.json").unlink(missing_ok=True)
 
 
 def swap(weights: Weights, one: str, two: str) -> None:
@@ -198,13 +178,6 @@ def test_a_changed_file_is_caught_by_the_receipt(converted):
     tokenizer = out / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text().swapcase())
     assert "tokenizer.json is not the file that the receipt describes" in failures(None, out)
-
-
-def edit_config(out: Path, change: Callable[[dict], None]) -> None:
-    config = json.loads((out / "config.json").read_text())
-    change(config)
-    (out / "config.json").write_text(json.dumps(config))
-    (out / "qwen35-receipt.json").unlink(missing_ok=True)
 
 
 def listed(config: dict) -> list[str]:
