@@ -25,17 +25,21 @@ CONTAINER = "safetensors"
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SIDE_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
+# What people read; no engine does.
+DOCUMENTS = (
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
     "NOTICE",
     "NOTICE.txt",
     "README.md",
+)
+SIDE_FILES = (
+    *DOCUMENTS,
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
     "merges.txt",
     "preprocessor_config.json",
     "processor_config.json",

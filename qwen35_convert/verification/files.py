@@ -1,7 +1,8 @@
 """Every file of an artifact against the one that its recipe makes of its source.
 
 Headers are compared to the byte and, where they differ, tensor by tensor and key by key; whole
-files (config.json, the index, tokenizer and templates) by their fields.
+files (config.json, the index, tokenizer and templates) by their fields. A card or a licence may be
+written anew; a file more that an engine obeys may not lie there, whatever a receipt says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
+from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.difference import of_file
 from qwen35_convert.failure import Failure
@@ -17,11 +19,15 @@ from qwen35_convert.planning.plan import Plan, Shard
 
 
 def file_failures(plan: Plan, artifact: Checkpoint) -> Iterator[Failure]:
-    """Yield what is missing, and what differs, by its field."""
+    """Yield what is missing, what differs, by its field, and what engines obey besides."""
     for name, content in plan.files.items():
-        yield from _whole(artifact.folder / name, content())
+        if name not in DOCUMENTS:
+            yield from _whole(artifact.folder / name, content())
     for shard in plan.shards:
         yield from _shard(artifact, shard)
+    made = {*plan.files, *(shard.name for shard in plan.shards)}
+    for name in container_of(artifact).unlisted(artifact, made):
+        yield Failure(name, "is obeyed by engines, but the recipe does not make it")
 
 
 def _whole(path: Path, expected: bytes) -> Iterator[Failure]:

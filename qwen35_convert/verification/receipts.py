@@ -14,15 +14,13 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import read_object
-from formats.safetensors.folder import MAX_NAME
+from formats.safetensors.folder import DOCUMENTS, MAX_NAME
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, build_recipe
 from qwen35_convert.write.receipt import describe_files
 
-# Files that an engine reads or runs; others beside an artifact are its owner's business.
-READ = (".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".py", ".model", ".txt", ".gguf")
 Entry = tuple[int, str]
 
 
@@ -85,13 +83,12 @@ def _entry(name: str, entry: Any) -> Entry:
 
 def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     """Yield files that are not those which the receipt lists, and files that it does not list."""
-    places = {name: artifact.folder / name for name in receipt.output}
+    places = {n: artifact.folder / n for n in receipt.output if n not in DOCUMENTS}
     for name, problem in _changed(receipt.output, places, workers):
         yield Failure(name, problem)
     container = container_of(artifact)
     for name in container.unlisted(artifact, {*receipt.output, receipt.path.name}):
-        if name.endswith(READ):
-            yield Failure(name, "lies beside the artifact, but is not in its receipt")
+        yield Failure(name, "lies beside the artifact, but is not in its receipt")
 
 
 def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Iterator[Failure]:

@@ -7,7 +7,6 @@ engine's own rules; protected tensors are not quantised; fused groups share a sc
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.names import normalise
 from formats.family.roles import ROLES
+from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.folder import INDEX
 from quant.registry import SCHEMES
@@ -173,7 +173,19 @@ def _index(artifact: Checkpoint) -> Iterator[Failure]:
             yield Failure(name, f"has metadata format: {said}, expected pt")
     path = artifact.folder / INDEX
     if path.is_file():
-        total: Any = json.loads(path.read_bytes()).get("metadata", {}).get("total_size")
-        held = sum(info.nbytes for info in artifact.infos().values())
-        if total != held:
-            yield Failure(INDEX, f"total_size is {total}, but the tensors have {held} bytes")
+        yield from _total(artifact, read_object(path).get("metadata"))
+    elif len(artifact.files) > 1:
+        yield Failure(
+            INDEX, f"is missing: without it transformers finds none of {len(artifact.files)} files"
+        )
+
+
+def _total(artifact: Checkpoint, metadata: Any) -> Iterator[Failure]:
+    """Judge what an index says of all tensors, which it need not do."""
+    if not isinstance(metadata, dict | None):
+        yield Failure(INDEX, f"metadata is {metadata!r:.40}, expected an object")
+        return
+    total = (metadata or {}).get("total_size")
+    held = sum(info.nbytes for info in artifact.infos().values())
+    if total is not None and total != held:
+        yield Failure(INDEX, f"total_size is {total}, but the tensors have {held} bytes")

@@ -18,6 +18,8 @@ from qwen35_convert.containers.safetensors.differences import (
     header_differences,
 )
 from qwen35_convert.containers.safetensors.expected import make_folder_plan
+from qwen35_convert.containers.safetensors.sides.differences import side_differences
+from qwen35_convert.containers.safetensors.sides.engine_files import JUDGED, OTHERS, engine_files
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
@@ -103,8 +105,8 @@ class SafetensorsFolder:
         return artifact.files
 
     def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
-        """Yield every other file of the folder."""
-        names = sorted(path.name for path in artifact.folder.iterdir() if path.is_file())
+        """Yield every other file that an engine obeys: the rest is its owner's."""
+        names = engine_files(artifact.folder, (*JUDGED, *OTHERS))
         yield from (name for name in names if name not in listed)
 
     def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
@@ -114,6 +116,7 @@ class SafetensorsFolder:
     def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
         """Compare config.json and the side files with the source's."""
         yield from config_differences(artifact, source)
+        yield from side_differences(artifact, source)
 
     def beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
         """Yield nothing."""

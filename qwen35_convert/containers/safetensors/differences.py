@@ -2,8 +2,7 @@
 
 With the recipe at hand everything is expected to the byte, and compared there. Without it, an
 artifact of another tool is right if what engines obey is the source's: the same sizes, layers, rope
-and epsilon, the same tokens, the same ends of a text. Fields that only record where a file came
-from may be others.
+and epsilon. Fields that only record where a file came from may be others.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from formats.errors import FormatError
-from formats.json_file import parse_object
 from formats.safetensors.folder import CONFIG
-from qwen35_convert.difference import ABSENT, differences, first, near, of_file
+from qwen35_convert.difference import ABSENT, differences, first, near
 from qwen35_convert.failure import Failure
 
 # Of config.json, what other checks judge by the tensors, or what no engine obeys.
@@ -31,17 +28,6 @@ RECORDS = frozenset(
 )
 # Absent fields that mean the same as these values.
 NEUTRAL: tuple[Any, ...] = (None, False, 0, 0.0, [], {}, "")
-# What a field of a side file says to whoever generates text.
-TOKENIZER = ("model.vocab", "model.merges", "added_tokens", "pre_tokenizer", "normalizer")
-GENERATION = ("eos_token_id", "bos_token_id", "pad_token_id", "do_sample", "temperature")
-TEXT_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "tokenizer.json": TOKENIZER,
-    "tokenizer_config.json": ("eos_token", "bos_token", "pad_token", "add_bos_token"),
-    "generation_config.json": (*GENERATION, "top_k", "top_p"),
-}
-# Where a token is said to begin in the text; which tokens there are does not depend on it.
-PLACES = "trim_offsets"
-TEMPLATE = "chat_template.jinja"
 
 
 def header_differences(path: Path, expected: bytes) -> Iterator[str]:
@@ -57,16 +43,11 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
 
 
 def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
-    """Yield what engines obey in config.json and beside it, and is not the source's."""
+    """Yield what engines obey in config.json, and is not the source's."""
     for sentence in _resolved(artifact, source):
         yield Failure(CONFIG, sentence)
     for sentence in _stated(artifact.config.text, source.config.text):
         yield Failure(CONFIG, sentence)
-    for name, fields in TEXT_FIELDS.items():
-        yield from _side(artifact, source, name, fields)
-    template, expected = artifact.side(TEMPLATE), source.side(TEMPLATE)
-    if template is not None and expected is not None:
-        yield from (Failure(TEMPLATE, said) for said in of_file(TEMPLATE, template, expected))
 
 
 def _resolved(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
@@ -113,43 +94,3 @@ OBEYED = frozenset(
     }
     | {"attention_dropout", "logit_scale", "final_logit_softcapping", "is_causal"}
 )
-
-
-def _side(
-    artifact: Checkpoint, source: Checkpoint, name: str, fields: tuple[str, ...]
-) -> Iterator[Failure]:
-    content, expected = artifact.side(name), source.side(name)
-    if content is None or expected is None:
-        return
-    try:
-        ours, theirs = parse_object(content, name), parse_object(expected, name)
-    except FormatError as error:
-        yield Failure(name, str(error))
-        return
-    for field in fields:
-        got, wanted = _at(ours, field), _at(theirs, field)
-        if ABSENT in (got, wanted):
-            continue
-        for sentence in first(differences(_told(got), _told(wanted), field)):
-            yield Failure(name, sentence)
-
-
-def _at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        if not isinstance(value, dict) or key not in value:
-            return ABSENT
-        value = value[key]
-    return value
-
-
-def _told(value: Any) -> Any:
-    """Return a field in one spelling: a token as its text, a merge as a pair; no token's place."""
-    if isinstance(value, dict):
-        value = {key: _told(inner) for key, inner in value.items() if key != PLACES}
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [_told(inner) for inner in value]
-    if isinstance(value, dict) and "content" in value and "id" not in value:
-        return value["content"]
-    if isinstance(value, list) and value and isinstance(value[0], str) and " " in value[0]:
-        return [merge.split(" ") for merge in value]
-    return value

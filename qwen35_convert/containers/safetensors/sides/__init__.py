@@ -1,0 +1,1 @@
+"""What lies beside the tensors of a folder and says how text and images become numbers."""

@@ -1,0 +1,135 @@
+"""How what lies beside the tensors differs from what lies beside the source's.
+
+Weights alone are right, as some tools write them. A folder that has a tokenizer, a template or a
+preprocessor has all that the source has, each meaning the same wherever its fields stand; and no
+file of its own that an engine obeys.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
+from qwen35_convert.containers.safetensors.sides.generation import generation
+from qwen35_convert.containers.safetensors.sides.processors import (
+    images,
+    nests,
+    processor,
+    videos,
+)
+from qwen35_convert.containers.safetensors.sides.reader import (
+    ADDED_TOKENS,
+    GENERATION,
+    IMAGES,
+    LEGACY_TEMPLATE,
+    MERGES,
+    PROCESSOR,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VIDEOS,
+    VOCAB,
+    Sides,
+)
+from qwen35_convert.containers.safetensors.sides.template import (
+    EVERYWHERE,
+    TOKENIZERS,
+    has_template,
+    template_of,
+)
+from qwen35_convert.containers.safetensors.sides.tokenizer import (
+    added_ids,
+    merges,
+    tokenizer,
+    vocabulary,
+)
+from qwen35_convert.containers.safetensors.sides.tokenizer_config import (
+    special_tokens,
+    tokenizer_config,
+)
+from qwen35_convert.difference import first
+from qwen35_convert.failure import Failure
+
+Judge = Callable[[Sides, Sides], Iterator[str]]
+# What holds a file against all that the source says; one that is the source's needs none of it.
+JUDGES: Mapping[str, tuple[Judge, ...]] = {
+    TOKENIZER: (tokenizer,),
+    TOKENIZER_CONFIG: (tokenizer_config, template_of(TOKENIZER_CONFIG)),
+    SPECIAL_TOKENS: (special_tokens,),
+    ADDED_TOKENS: (added_ids,),
+    VOCAB: (vocabulary,),
+    MERGES: (merges,),
+    TEMPLATE: (template_of(TEMPLATE),),
+    LEGACY_TEMPLATE: (template_of(LEGACY_TEMPLATE),),
+    GENERATION: (generation,),
+    IMAGES: (images,),
+    VIDEOS: (videos,),
+    PROCESSOR: (processor, template_of(PROCESSOR)),
+}
+MISSING = "is missing: the source has it"
+
+
+def side_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+    """Yield what is missing, what means something else, and what only the artifact has."""
+    ours, theirs = Sides(artifact), Sides(source)
+    for name in JUDGES:
+        if ours.has(name) and ours.content(name) != theirs.content(name):
+            yield from _judged(name, ours, theirs)
+    yield from _missing(ours, theirs)
+    yield from _strange(artifact, source)
+
+
+def _judged(name: str, ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    try:
+        found = [sentence for judge in JUDGES[name] for sentence in judge(ours, theirs)]
+    except FormatError as error:
+        found = [str(error).removeprefix(name).lstrip(": ")]
+    yield from (Failure(name, sentence) for sentence in first(iter(found)))
+
+
+def _missing(ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    """Yield what the source has; transformers writes generation_config.json with bare weights."""
+    if not any(ours.has(name) for name in JUDGES if name != GENERATION):
+        return
+    for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION):
+        if theirs.has(name) and not ours.has(name):
+            yield Failure(name, MISSING)
+    try:
+        yield from _missing_template(ours, theirs)
+        yield from _missing_preprocessors(ours, theirs)
+    except FormatError:
+        return  # said of the file that it is
+
+
+def _missing_template(ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    """Tokenizers do not look into the files of processors."""
+    for files in (TOKENIZERS, EVERYWHERE):
+        where = has_template(theirs, files)
+        if where is not None:
+            if has_template(ours, files) is None:
+                yield Failure(where, MISSING)
+            return
+
+
+def _missing_preprocessors(ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    """Ask for them where images are input: a model of text needs none."""
+    if not ours.checkpoint.layout.form.vision:
+        return
+    for name in (IMAGES, VIDEOS):
+        if theirs.has(name) and not ours.has(name) and not nests(ours, name):
+            yield Failure(name, MISSING)
+
+
+def _strange(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
+    """Yield files that engines obey and the source has not."""
+    for name in engine_files(artifact.folder, OTHERS):
+        theirs = source.folder / name
+        same = source.container == artifact.container and theirs.is_file()
+        if not (same and filecmp.cmp(artifact.folder / name, theirs, shallow=False)):
+            comes = next(OTHERS[pattern] for pattern in OTHERS if fnmatchcase(name, pattern))
+            yield Failure(name, f"is not in the source, and {comes}")

@@ -1,0 +1,63 @@
+"""Files that engines find by their names beside the tensors of a folder, and obey.
+
+Whatever else lies there is its owner's: cards, licences, images, logs.
+
+Sources: transformers 5.24 (`from_pretrained` of models, tokenizers and processors, PEFT), vLLM's
+`get_config`, `get_quant_config`, `get_pooling_config` and `is_mistral_model_repo`, SGLang's
+`ModelConfig`, llama.cpp's `convert_hf_to_gguf.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+REMOTE_CODE = "transformers, vLLM and SGLang run it, if they are told to trust code"
+SENTENCES = "vLLM takes the model for a sentence embedder"
+PICKLES = "engines that prefer pickles load its weights instead"
+# What other checks hold against the source: tensors, headers, fields.
+JUDGED: tuple[str, ...] = (
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+)
+# A whole name or a family of them, and what comes of it.
+OTHERS: Mapping[str, str] = {
+    "adapter_*": "transformers loads the adapter over the weights",
+    "hf_quant_config.json": "vLLM, SGLang and TensorRT-LLM take the weights for ModelOpt's",
+    "*quant_config.json": "vLLM takes it for the config of AWQ",
+    "*quantize_config.json": "vLLM takes it for the config of GPTQ",
+    "quantization_config.json": "engines take it for the config of the quantisation",
+    "quant_model_description.json": "SGLang takes the weights for ModelSlim's",
+    "params.json": "vLLM takes the folder for Mistral's, if weights are named so",
+    "tokenizer.model*": "llama.cpp and slow tokenizers take it for the tokenizer",
+    "tiktoken.model": "slow tokenizers take it for the tokenizer",
+    "tekken.json": "vLLM and transformers take it for the tokenizer",
+    "additional_chat_templates/*.jinja": "transformers takes it for tools and by its name",
+    "audio_tokenizer_config.json": "transformers loads a second model by it",
+    "modules.json": SENTENCES,
+    "sentence_*_config.json": "vLLM cuts the context to its max_seq_length",
+    "*.py": REMOTE_CODE,
+    "custom_generate/*.py": REMOTE_CODE,
+    "pytorch_model*.bin": PICKLES,
+    "pytorch_model.bin.index.json": PICKLES,
+    "consolidated*.pth": PICKLES,
+}
+
+
+def engine_files(folder: Path, patterns: Iterable[str]) -> list[str]:
+    """Return the names of the files in a folder that have one of these names."""
+    found = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+    return sorted({path.relative_to(folder).as_posix() for path in found})

@@ -1,0 +1,123 @@
+"""How tokenizer_config.json and special_tokens_map.json differ: special tokens, their use, length.
+
+Traps: transformers moves fields between the two and to tokenizer.json, and renames
+additional_special_tokens; a list of them that names another token makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from qwen35_convert.containers.safetensors.sides.fields import Fields, token
+from qwen35_convert.containers.safetensors.sides.reader import (
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    Sides,
+)
+from qwen35_convert.containers.safetensors.sides.tokenizer import added_tokens, said
+from qwen35_convert.difference import differences
+
+# They all obey tokenizer.json of a Qwen3.5.
+CLASSES = frozenset(
+    {"Qwen2Tokenizer", "Qwen2TokenizerFast", "Qwen3_5Tokenizer"}
+    | {"PreTrainedTokenizerFast", "TokenizersBackend", None}
+)
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+DECODER, LENGTH, CLASS = "added_tokens_decoder", "model_max_length", "tokenizer_class"
+ENDLESS = 10**30
+SETTINGS = Fields(
+    absent={
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "add_prefix_space": False,
+        "auto_map": None,
+        "bos_token": None,
+        "clean_up_tokenization_spaces": False,
+        "do_lower_case": False,
+        "eos_token": None,
+        "errors": "replace",
+        "fast_tokenizer_files": None,
+        "fix_mistral_regex": False,
+        "pad_token": None,
+        "split_special_tokens": False,
+        "unk_token": None,
+        LENGTH: ENDLESS,
+        CLASS: None,
+    },
+    records=frozenset(
+        {*LISTS, DECODER, "chat_template", "backend", "is_local", "local_files_only", "use_fast"}
+        | {"name_or_path", "tokenizer_file", "vocab_file", "merges_file", "transformers_version"}
+        # which end of a batch is filled: no engine's answer depends on it
+        | {"padding_side", "special_tokens_map_file", "from_slow", "legacy"}
+    ),
+)
+
+
+def tokenizer_config(ours: Sides, theirs: Sides) -> Iterator[str]:
+    """Compare tokenizer_config.json, but for its template."""
+    if not theirs.has(TOKENIZER_CONFIG):
+        return
+    yield from SETTINGS.differences(_settings(ours, theirs), _settings(theirs, theirs))
+    yield from _lists(ours.object(TOKENIZER_CONFIG), theirs)
+    yield from _decoder(ours.object(TOKENIZER_CONFIG).get(DECODER), theirs)
+
+
+def special_tokens(ours: Sides, theirs: Sides) -> Iterator[str]:
+    """Hold special_tokens_map.json against the special tokens of the source."""
+    if not theirs.has(TOKENIZER_CONFIG):
+        return
+    stated, expected = ours.object(SPECIAL_TOKENS), _settings(theirs, theirs)
+    for key, value in stated.items():
+        if key not in LISTS:
+            yield from differences(token(value), token(expected.get(key)), key)
+    yield from _lists(stated, theirs)
+
+
+def _settings(sides: Sides, source: Sides) -> dict[str, Any]:
+    """Return the fields in one spelling; special tokens may stand in a file of their own."""
+    config = {k: v for k, v in sides.object(TOKENIZER_CONFIG).items() if v is not None}
+    special = {k: v for k, v in sides.object(SPECIAL_TOKENS).items() if k not in LISTS}
+    fields = special | config
+    spelled = {k: token(v) if k.endswith("_token") else v for k, v in fields.items()}
+    return spelled | {LENGTH: _length(spelled, source), CLASS: _class(spelled.get(CLASS))}
+
+
+def _length(config: Mapping[str, Any], source: Sides) -> Any:
+    """Return how much text is taken: engines take no more than config.json says."""
+    most = source.checkpoint.config.text.get("max_position_embeddings", ENDLESS)
+    length = config.get(LENGTH, ENDLESS)
+    plain = all(isinstance(value, int | float) for value in (most, length))
+    return min(most, length) if plain else length
+
+
+def _class(name: Any) -> Any:
+    return "Qwen2Tokenizer" if isinstance(name, str | None) and name in CLASSES else name
+
+
+def _lists(config: Mapping[str, Any], theirs: Sides) -> Iterator[str]:
+    """Yield the special tokens that the source has not, or does not call special."""
+    known = [said["content"] for said in added_tokens(theirs).values() if said.get("special")]
+    known += _listed(theirs.object(TOKENIZER_CONFIG)) + _listed(theirs.object(SPECIAL_TOKENS))
+    for text in _listed(config):
+        if text not in known:
+            yield f"lists {text!r:.80} as a special token, which the source does not"
+
+
+def _listed(config: Mapping[str, Any]) -> list[Any]:
+    lists = [config.get(name) for name in LISTS]
+    values = [[*one.values()] if isinstance(one, dict) else one for one in lists]
+    return [token(value) for side in values if isinstance(side, list) for value in side]
+
+
+def _decoder(stated: Any, theirs: Sides) -> Iterator[str]:
+    """Compare the added tokens; files without them leave them to tokenizer.json."""
+    if isinstance(stated, dict):
+        listed = theirs.object(TOKENIZER_CONFIG).get(DECODER)
+        tokens = added_tokens(theirs)
+        expected = _flags(listed) if isinstance(listed, dict) else tokens
+        yield from differences(_flags(stated), dict(expected), DECODER)
+
+
+def _flags(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    return {i: said(one) if isinstance(one, dict) else one for i, one in tokens.items()}
