@@ -144,6 +144,7 @@ class Artifact:
         """Put a new file in the place of a linked one."""
         path = self.file(name)
         path.unlink(missing_ok=True)
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
     @contextmanager
@@ -167,7 +168,7 @@ class Artifact:
         """Make the receipt describe the files that lie there."""
         receipt = json.loads(self.receipt.read_bytes())
         home = self.receipt.parent
-        present = {path.name for path in home.iterdir()} - {self.receipt.name}
+        present = {path.name for path in home.iterdir() if path.is_file()} - {self.receipt.name}
         receipt["output"]["files"] = {name: _describe(home / name) for name in sorted(present)}
         self.receipt.unlink()
         self.receipt.write_text(json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")

@@ -131,7 +131,10 @@ def try_case(workshop: Workshop, case: Case, level: str | None = None) -> Result
 def changed(artifact: Artifact) -> bool:
     """Whether any file of an artifact differs from its base's."""
     base = artifact.workshop.open(artifact.base)
-    files = [{path.name: path for path in a.receipt.parent.iterdir()} for a in (artifact, base)]
+    files = [
+        {path.relative_to(home): path for path in home.rglob("*") if path.is_file()}
+        for home in (artifact.receipt.parent, base.receipt.parent)
+    ]
     return files[0].keys() != files[1].keys() or any(
         not path.samefile(files[1][name]) and path.read_bytes() != files[1][name].read_bytes()
         for name, path in files[0].items()

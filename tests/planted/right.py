@@ -9,7 +9,14 @@ from pathlib import Path
 
 from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
-from tests.planted import right_encoders, right_folders, right_gguf, right_libraries
+from tests.planted import (
+    right_beside,
+    right_encoders,
+    right_folders,
+    right_gguf,
+    right_libraries,
+    right_sides,
+)
 from tests.planted.artifact import BASES, Artifact, Base, Workshop, find_base
 
 Made = tuple[Path, Path]
@@ -163,10 +170,15 @@ def _quantize(workshop: Workshop, folder: Path) -> Made:
 
 def _changed() -> Iterator[Right]:
     """Yield bases that are changed as other tools, and right ones, would have made them."""
-    for changes in (right_encoders.changes, right_folders.changes, right_gguf.changes):
+    for changes in (
+        right_encoders.changes,
+        right_folders.changes,
+        right_sides.changes,
+        right_gguf.changes,
+    ):
         for kind, name, base, change in changes():
             yield Right(kind, f"{name} {base}", partial(_change, base=base, change=change))
-    for makers in (right_libraries.makers, right_gguf.makers):
+    for makers in (right_libraries.makers, right_beside.makers, right_gguf.makers):
         for kind, name, make in makers():
             yield Right(kind, name, make)
 

@@ -18,8 +18,8 @@ from qwen35_convert.containers.safetensors.differences import (
     header_differences,
 )
 from qwen35_convert.containers.safetensors.expected import make_folder_plan
-from qwen35_convert.containers.safetensors.sides.differences import side_differences
-from qwen35_convert.containers.safetensors.sides.engine_files import JUDGED, OTHERS, engine_files
+from qwen35_convert.containers.safetensors.sides.differences import JUDGES, side_differences
+from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, WEIGHTS, engine_files
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
@@ -106,7 +106,7 @@ class SafetensorsFolder:
 
     def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
         """Yield every other file that an engine obeys: the rest is its owner's."""
-        names = engine_files(artifact.folder, (*JUDGED, *OTHERS))
+        names = engine_files(artifact.folder, (*WEIGHTS, *JUDGES, *OTHERS))
         yield from (name for name in names if name not in listed)
 
     def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:

@@ -12,28 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from formats.safetensors.folder import CONFIG, INDEX
+
 REMOTE_CODE = "transformers, vLLM and SGLang run it, if they are told to trust code"
 SENTENCES = "vLLM takes the model for a sentence embedder"
 PICKLES = "engines that prefer pickles load its weights instead"
-# What other checks hold against the source: tensors, headers, fields.
-JUDGED: tuple[str, ...] = (
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "processor_config.json",
-)
-# A whole name or a family of them, and what comes of it.
+# What headers and the census are about.
+WEIGHTS = ("*.safetensors", INDEX, CONFIG)
+# A whole name or a family of them, and what comes of it; nobody compares what is in them.
 OTHERS: Mapping[str, str] = {
     "adapter_*": "transformers loads the adapter over the weights",
     "hf_quant_config.json": "vLLM, SGLang and TensorRT-LLM take the weights for ModelOpt's",

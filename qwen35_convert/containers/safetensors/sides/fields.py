@@ -59,8 +59,11 @@ def _is_empty(value: Any) -> bool:
 
 
 def token(value: Any) -> Any:
-    """Return the text of a token, which may be written with its flags."""
-    return value.get("content") if isinstance(value, dict) else value
+    """Return the text of a token; with the flags that are set, if it is written with them."""
+    if not isinstance(value, dict):
+        return value
+    said = {key: inner for key, inner in meant(value).items() if key not in ("special", "__type")}
+    return said.get("content") if said.keys() == {"content"} else said
 
 
 def as_object(value: Any) -> dict[str, Any]:

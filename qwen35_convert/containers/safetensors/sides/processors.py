@@ -22,6 +22,7 @@ CLASSES = {
 TYPES = ("image_processor_type", "video_processor_type")
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 ALWAYS = {
+    "auto_map": None,
     "data_format": "channels_first",
     "do_convert_rgb": True,
     "do_normalize": True,
