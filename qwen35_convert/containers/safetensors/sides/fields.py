@@ -62,8 +62,9 @@ def token(value: Any) -> Any:
     """Return the text of a token; with the flags that are set, if it is written with them."""
     if not isinstance(value, dict):
         return value
-    said = {key: inner for key, inner in meant(value).items() if key not in ("special", "__type")}
-    return said.get("content") if said.keys() == {"content"} else said
+    said = {key: inner for key, inner in value.items() if key not in ("special", "__type")}
+    flags = {key for key, inner in said.items() if key != "content" and not _is_empty(inner)}
+    return said if flags else said.get("content")
 
 
 def as_object(value: Any) -> dict[str, Any]:
