@@ -215,6 +215,8 @@ def _owner(artifact: Artifact) -> None:
     artifact.write("notes.txt", "a text\n")
     artifact.write("eval_results.json", '{"mmlu": 0.5}')
     artifact.write("trainer_state.json", "{}")
+    artifact.write("params.json", '{"learning_rate": 1e-5}')
+    artifact.write("training_args.bin", b"a pickle")
     artifact.write("imatrix.gguf", b"GGUF")
     artifact.write("images/figure.png", b"\x89PNG")
     artifact.write("logs/modeling.log", "done\n")

@@ -129,7 +129,8 @@ def _strange(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
     """Yield files that engines obey and the source has not."""
     for name in engine_files(artifact.folder, OTHERS):
         theirs = source.folder / name
-        same = source.container == artifact.container and theirs.is_file()
-        if not (same and filecmp.cmp(artifact.folder / name, theirs, shallow=False)):
+        there = source.container == artifact.container and theirs.is_file()
+        if not there or not filecmp.cmp(artifact.folder / name, theirs, shallow=False):
             comes = next(OTHERS[pattern] for pattern in OTHERS if fnmatchcase(name, pattern))
-            yield Failure(name, f"is not in the source, and {comes}")
+            odd = "is not the source's" if there else "is not in the source"
+            yield Failure(name, f"{odd}, and {comes}")

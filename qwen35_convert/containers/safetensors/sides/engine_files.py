@@ -3,8 +3,9 @@
 Whatever else lies there is its owner's: cards, licences, images, logs.
 
 Sources: transformers 5.24 (`from_pretrained` of models, tokenizers and processors, PEFT), vLLM's
-`get_config`, `get_quant_config`, `get_pooling_config` and `is_mistral_model_repo`, SGLang's
-`ModelConfig`, llama.cpp's `convert_hf_to_gguf.py`.
+`get_config`, `get_quant_config` and `get_pooling_config`, SGLang's `ModelConfig`, llama.cpp's
+`convert_hf_to_gguf.py`. Not here: what is read only where another file is missing (tekken.json,
+tiktoken.model) or named by a field that is judged itself (config.4.0.0.json).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from formats.safetensors.folder import CONFIG, INDEX
 
 REMOTE_CODE = "transformers, vLLM and SGLang run it, if they are told to trust code"
 SENTENCES = "vLLM takes the model for a sentence embedder"
-PICKLES = "engines that prefer pickles load its weights instead"
+PICKLES = "engines that are told to load pickles take its weights"
 # What headers and the census are about.
 WEIGHTS = ("*.safetensors", INDEX, CONFIG)
 # A whole name or a family of them, and what comes of it; nobody compares what is in them.
@@ -27,10 +28,7 @@ OTHERS: Mapping[str, str] = {
     "*quantize_config.json": "vLLM takes it for the config of GPTQ",
     "quantization_config.json": "engines take it for the config of the quantisation",
     "quant_model_description.json": "SGLang takes the weights for ModelSlim's",
-    "params.json": "vLLM takes the folder for Mistral's, if weights are named so",
-    "tokenizer.model*": "llama.cpp and slow tokenizers take it for the tokenizer",
-    "tiktoken.model": "slow tokenizers take it for the tokenizer",
-    "tekken.json": "vLLM and transformers take it for the tokenizer",
+    "tokenizer.model": "llama.cpp and slow tokenizers take it for the tokenizer",
     "additional_chat_templates/*.jinja": "transformers takes it for tools and by its name",
     "audio_tokenizer_config.json": "transformers loads a second model by it",
     "modules.json": SENTENCES,
@@ -39,7 +37,6 @@ OTHERS: Mapping[str, str] = {
     "custom_generate/*.py": REMOTE_CODE,
     "pytorch_model*.bin": PICKLES,
     "pytorch_model.bin.index.json": PICKLES,
-    "consolidated*.pth": PICKLES,
 }
 
 
