@@ -53,6 +53,7 @@ VISION_FIELDS: dict[str, tuple[str, int | None]] = {
 TEXT_TYPES = {"qwen3_5_text": False, "qwen3_5_moe_text": True, "qwen3_next": True}
 OUTER_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 LAYER_TYPES = ("linear_attention", "full_attention")
+DEFAULT_INTERVAL = 4
 MAX_SIZE = (1 << 31) - 1
 # Bounds on how many tensors a config can promise: the largest release has 92 layers x 512 experts.
 MAX_LAYERS = 1024
@@ -262,8 +263,8 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
         raise FormatError(f"config.json: {prefix}num_hidden_layers is {count}, over {MAX_LAYERS}")
     stated = text.get("layer_types")
     if stated is None:
-        interval = _size(text, prefix, "full_attention_interval", 4)
-        return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
+        interval = _size(text, prefix, "full_attention_interval", DEFAULT_INTERVAL)
+        return interval_types(interval, count)
     if not isinstance(stated, list) or len(stated) != count:
         got = len(stated) if isinstance(stated, list) else f"{stated!r:.120}"
         raise FormatError(
@@ -277,6 +278,11 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
                 f"expected {' or '.join(LAYER_TYPES)}"
             )
     return tuple(stated)
+
+
+def interval_types(interval: int, count: int) -> tuple[str, ...]:
+    """Return the types of `count` layers of which every `interval`-th has full attention."""
+    return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
 
 
 def _rope(text: dict[str, Any], prefix: str) -> Rope:

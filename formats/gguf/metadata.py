@@ -16,7 +16,13 @@ from math import nextafter
 from typing import Any
 
 from formats.errors import FormatError
-from formats.family.config import LAYER_TYPES, MAX_SIZE, Config
+from formats.family.config import (
+    DEFAULT_INTERVAL,
+    LAYER_TYPES,
+    MAX_SIZE,
+    Config,
+    interval_types,
+)
 from formats.gguf.header import Kv
 from formats.gguf.keys import Keys, shown
 from formats.tensor import TensorInfo
@@ -69,7 +75,6 @@ VERSION = re.compile(r"v\d+(\.\d+)*|\d.*")
 SECTIONS = [11, 11, 10, 0]
 CONTEXT = 32768  # of transformers' class
 QUANTIZATION_VERSION = 2
-INTERVAL = 4
 
 # A key under the architecture's prefix, and the field of config.json that it is.
 FIELDS = (
@@ -286,13 +291,10 @@ def _interval(config: Config) -> int:
     Where none does, only readers that know `recurrent_layers` see the layers as they are.
     """
     declared = config.text.get("full_attention_interval")
-    declared = declared if type(declared) is int and 0 < declared < 1 << 31 else INTERVAL
+    declared = declared if type(declared) is int and 0 < declared < 1 << 31 else DEFAULT_INTERVAL
     types = config.layer_types
-    return next((n for n in (declared, *range(1, len(types) + 2)) if _every(n, types)), declared)
-
-
-def _every(interval: int, types: Sequence[str]) -> bool:
-    return all(types[i] == LAYER_TYPES[(i + 1) % interval == 0] for i in range(len(types)))
+    intervals = (declared, *range(1, len(types) + 2))
+    return next((n for n in intervals if interval_types(n, len(types)) == types), declared)
 
 
 def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
@@ -343,7 +345,7 @@ def _layer_types(keys: Keys) -> list[str]:
     layers, key = keys.blocks - _mtp_layers(keys), "attention.recurrent_layers"
     if key not in keys:
         interval = keys.size("full_attention_interval")
-        return [LAYER_TYPES[(i + 1) % interval == 0] for i in range(layers)]
+        return list(interval_types(interval, layers))
     flags = keys.pair(key).value
     if not isinstance(flags, list) or len(flags) != keys.blocks or set(flags) - {0, 1}:
         keys.fail(key, f"is {shown(flags)}, expected {keys.blocks} booleans (block_count)")

@@ -1,0 +1,144 @@
+"""Fields of config.json that stand in several places, or that only together mean something.
+
+    layers     layer_types, or full_attention_interval; engines read the one or the other
+    rope       rope_parameters, rope_scaling, or the same fields beside them
+    types      dtype, torch_dtype, of the whole and of its parts
+    mtp        mtp_num_hidden_layers, which also the tensors know
+
+Engines differ in the place that they read, so every place must say what the source's fields come
+to: transformers lets rope_scaling win over rope_parameters, vLLM a rope_theta beside the block,
+mlx-lm reads the interval alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.family.config import DEFAULT_INTERVAL, Config, interval_types
+from qwen35_convert.containers.safetensors.config_table import NEUTRAL
+from qwen35_convert.difference import ABSENT, differences, first, near, same
+
+Part = tuple[str, Mapping[str, Any]]
+ROPE_BLOCKS = ("rope_parameters", "rope_scaling")
+ROPE_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+ROPE_TYPES = ("rope_type", "type")
+PLAIN_ROPE = ("default", "mrope")
+TYPE_FIELDS = ("dtype", "torch_dtype")
+TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+def places(config: Config) -> list[Part]:
+    """Return the parts of a config that may speak of the text model, each with its prefix."""
+    text = [("text_config.", config.text)] if config.nested else []
+    return [("", config.raw), *text]
+
+
+def layer_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Compare which layers attend, by their list and by their interval."""
+    ours, theirs = artifact.config, source.config
+    expected = list(theirs.layer_types)
+    yield from first(differences(list(ours.layer_types), expected, "layer_types", near))
+    for prefix, part in places(ours):
+        stated = part.get("layer_types")
+        if stated is not None and part is not ours.text:
+            yield from first(differences(stated, expected, f"{prefix}layer_types", near))
+        yield from _interval(prefix, part, theirs, needed=part is ours.text)
+
+
+def _interval(
+    prefix: str, part: Mapping[str, Any], theirs: Config, *, needed: bool
+) -> Iterator[str]:
+    field = "full_attention_interval"
+    got = ABSENT if part.get(field) is None else part[field]
+    parts = (theirs.text, theirs.raw)
+    wanted = next((p[field] for p in parts if p.get(field) is not None), ABSENT)
+    if same(got, wanted) or (got is ABSENT and not needed):
+        return
+    interval = DEFAULT_INTERVAL if got is ABSENT else got
+    types = theirs.layer_types
+    if (
+        not isinstance(interval, int)
+        or interval < 1
+        or interval_types(interval, len(types)) != types
+    ):
+        yield from differences(got, wanted, prefix + field)
+
+
+def rope_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Compare what the rotary fields come to, wherever an engine reads them."""
+    text = source.config.text
+    expected = _rope_fields(text, next((text[b] for b in ROPE_BLOCKS if text.get(b)), {}))
+    for prefix, part in places(artifact.config):
+        beside = _rope_fields(part, {})
+        blocks = {name: part[name] for name in ROPE_BLOCKS if part.get(name)}
+        whole = part is artifact.config.text
+        for name, block in blocks.items():
+            if isinstance(block, dict):
+                got = _rope_fields(part if whole else {}, block)
+                yield from _rope_of(got, expected, f"{prefix}{name}.", whole=whole)
+            else:
+                yield from differences(block, expected, f"{prefix}{name}")
+        yield from _rope_of(beside, expected, prefix, whole=whole and not blocks)
+
+
+def _rope_of(
+    got: Mapping[str, Any], expected: Mapping[str, Any], prefix: str, *, whole: bool
+) -> Iterator[str]:
+    """Compare the fields that are stated, and where they are the whole also those that are not."""
+    for key in dict.fromkeys((*expected, *got)) if whole else got:
+        pair = got.get(key, ABSENT), expected.get(key, ABSENT)
+        yield from first(differences(*pair, prefix + key, near))
+
+
+def _rope_fields(part: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary fields in one spelling: those of the block, else those beside it."""
+    beside = {key: part[key] for key in (*ROPE_FIELDS, *ROPE_TYPES) if part.get(key) is not None}
+    fields = beside | {key: value for key, value in block.items() if value is not None}
+    kinds = [fields.pop(key) for key in ROPE_TYPES if key in fields]
+    scaled = next((kind for kind in kinds if kind not in PLAIN_ROPE), None)
+    ordered = {key: fields.pop(key) for key in ROPE_FIELDS if key in fields}
+    ordered |= {"rope_type": scaled} | fields
+    result = {key: value for key, value in ordered.items() if value not in NEUTRAL}
+    return {key: float(v) if type(v) is int else v for key, v in result.items()}
+
+
+def type_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Compare the types that engines compute in; a wider one than the source's loses nothing."""
+    ours, theirs = _types(artifact.config), _types(source.config)
+    quantized = any(atom.quantized for atom in artifact.layout.atoms.values())
+    stored = artifact.layout.atoms.get("embed_tokens")
+    right = {*theirs.values()} | ({TORCH_TYPES.get(stored.dtype, "")} if stored else set())
+    right |= set() if quantized else {"float32"}
+    expected = next(iter(theirs.values()), "bfloat16")
+    for path, got in ours.items():
+        if got not in right:
+            yield from differences(got, expected, path)
+    if theirs and not ours:
+        yield from differences(ABSENT, expected, "dtype")
+
+
+def _types(config: Config) -> dict[str, Any]:
+    """Return every type that a config states, by its place."""
+    parts = [*places(config), ("vision_config.", config.vision or {})]
+    return {
+        prefix + field: str(part[field]).removeprefix("torch.")
+        for prefix, part in parts
+        for field in TYPE_FIELDS
+        if part.get(field) is not None
+    }
+
+
+def mtp_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Compare the MTP layers that are promised: as many as are stored, or as the source has."""
+    field = "mtp_num_hidden_layers"
+    expected = source.config.mtp_layers
+    for prefix, part in places(artifact.config):
+        got = part.get(field)
+        stored = artifact.layout.form.mtp_layers
+        if got is not None and not same(got, expected) and not same(got, stored):
+            yield from differences(got, expected, prefix + field)
+
+
+RULES = (layer_differences, rope_differences, type_differences, mtp_differences)
