@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from formats.family.layout import Atom
-from formats.family.names import normalise
 from formats.family.roles import ROLES
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
@@ -22,13 +20,8 @@ from quant.registry import SCHEMES
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
 from qwen35_convert.containers.safetensors.engine_fields import field_failures
-from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, listed_modules
-from qwen35_convert.containers.safetensors.quantization_config import module_of
+from qwen35_convert.containers.safetensors.ignored_modules import list_failures
 from qwen35_convert.failure import Failure
-
-LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
-# Names that engines give to fused modules; official lists hold some of them.
-FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
 
 
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
@@ -37,7 +30,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     for check in (
         _config_block,
         field_failures,
-        _listed,
+        list_failures,
         _part_names,
         _protected,
         _groups,
@@ -54,52 +47,6 @@ def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure("config.json", "has no quantization_config, but FP8 tensors are stored")
     if not quantized and artifact.config.quantization is not None:
         yield Failure("config.json", "has a quantization_config, but no tensor is quantised")
-
-
-def _listed(artifact: Checkpoint) -> Iterator[Failure]:
-    """Compare the list of unquantised modules with the tensors, as each engine would."""
-    if artifact.config.quantization is None:
-        return
-    entries = listed_modules(artifact.config.quantization)
-    for module, quantized in _modules(artifact).items():
-        for engine, leaves in ENGINES.items():
-            if leaves(module, entries) == quantized:
-                state = (
-                    "is FP8, but is listed" if quantized else "is not quantised, and is not listed"
-                )
-                yield Failure(module, f"{state} as unquantised under the rule of {engine}")
-    stored = {module_of(name) for name in artifact.infos()}
-    stored |= {module_of(atom.weight) for atom in artifact.layout.atoms.values()}
-    for entry in entries:
-        named = _names_something(entry, stored, artifact) or _names_what_is_gone(entry, artifact)
-        if not entry.startswith("re:") and not named:
-            yield Failure(entry, "is listed as unquantised, but no such module is stored")
-
-
-def _names_something(entry: str, stored: set[str], artifact: Checkpoint) -> bool:
-    if entry.rsplit(".", 1)[-1] in FUSED_MODULES or (entry == "lm_head" and artifact.layout.tied):
-        return True
-    return entry in stored or any(s.startswith(entry + ".") for s in stored)
-
-
-def _names_what_is_gone(entry: str, artifact: Checkpoint) -> bool:
-    """Whether an entry names vision or MTP, which were dropped as a whole: it harms nobody."""
-    head, form = normalise(entry).split(".", 1)[0], artifact.layout.form
-    return (head == "visual" and not form.vision) or (head == "mtp" and not form.mtp_layers)
-
-
-def _modules(artifact: Checkpoint) -> dict[str, bool]:
-    """Map each linear that engines look up to whether it is quantised."""
-    return {
-        module_of(atom.weight): atom.quantized
-        for atom in artifact.layout.atoms.values()
-        if ROLES[atom.role].listed or _vision_linear(atom)
-    }
-
-
-def _vision_linear(atom: Atom) -> bool:
-    last = atom.name.rsplit(".", 1)[-1]
-    return atom.role == "vision" and last in LISTED_VISION and len(atom.shape) == 2
 
 
 def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
@@ -145,6 +92,10 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
             "config.json",
             f"mtp_num_hidden_layers is {config.mtp_layers}, "
             f"but {layout.form.mtp_layers} MTP layers are stored",
+        )
+    if layout.tied and not config.tie_flags:
+        yield Failure(
+            "config.json", "tie_word_embeddings is absent, expected true: no lm_head is stored"
         )
     for flag, value in config.tie_flags.items():
         if value != layout.tied:

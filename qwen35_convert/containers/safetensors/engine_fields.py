@@ -2,39 +2,49 @@
 
     fp8                 fmt, activation_scheme, weight_block_size, scale_fmt
     compressed-tensors  config_groups: which group an engine takes for a module, and what that says
-                        of its weights and its inputs
+                        of its weights and its inputs (`group_fields`)
 
-Sources: vLLM's `Fp8Config` and `CompressedTensorsConfig` at 0.33, transformers'
-`FineGrainedFP8Config` at 5.24, compressed-tensors' `QuantizationArgs` at 0.20.
+What each field may say by itself is a table (`quantization_table`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Unstack
 from quant.stored import scheme_of
+from qwen35_convert.containers.safetensors.group_fields import group_problems
 from qwen35_convert.containers.safetensors.quantization_config import module_of
+from qwen35_convert.containers.safetensors.quantization_table import (
+    FIELDS,
+    JUDGED,
+    LISTS,
+    RECORDS,
+    odd_rows,
+)
+from qwen35_convert.difference import differences, first
 from qwen35_convert.failure import Failure
 
-CONFIG = "config.json"
-FORMATS = (None, "float-quantized")
-# What a field means where it is absent.
-ABSENT = {"symmetric": True, "dynamic": False, "num_bits": 8, "type": "int"}
+CONFIG, BLOCK = "config.json", "quantization_config"
+PER_TENSOR = ("fp8-tensor", "fp8-scalar")
 
 
 def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the fields that an engine would take for something else than what is stored."""
     yield from _stacked_experts(artifact)
+    for sentence in _two_blocks(artifact):
+        yield Failure(CONFIG, sentence)
     block = artifact.config.quantization or {}
-    if block.get("quant_method") == "fp8":
-        yield from _official_fields(artifact, block)
-    elif block.get("quant_method") == "compressed-tensors":
-        yield from _group_fields(artifact, block)
+    method = block.get("quant_method")
+    for problem in _problems(artifact, block, method):
+        yield Failure(CONFIG, f"{BLOCK}: {problem}")
+    if method == "fp8":
+        yield from _scale_format(artifact, block.get("scale_fmt"))
+    elif method == "compressed-tensors":
+        yield from group_problems(block, _quantized(artifact))
 
 
 def _stacked_experts(artifact: Checkpoint) -> Iterator[Failure]:
@@ -49,24 +59,34 @@ def _stacked_experts(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(stored, f"{problem}, expected one tensor for each expert")
 
 
-def _official_fields(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Failure]:
-    fmt, activations = block.get("fmt", "e4m3"), block.get("activation_scheme", "dynamic")
-    if fmt != "e4m3":
-        yield Failure(CONFIG, f"quantization_config: fmt is {fmt!r}, but E4M3 codes are stored")
-    if activations != "dynamic":
-        problem = f"activation_scheme is {activations!r}, but no scales of inputs are stored"
-        yield Failure(CONFIG, f"quantization_config: {problem}, expected 'dynamic'")
-    yield from _scale_format(artifact, block.get("scale_fmt"))
-    forms = {atom.scheme: scheme_of(atom) for atom in _quantized(artifact).values()}
-    size = block.get("weight_block_size")
-    for name, form in forms.items():
-        official = form.config_block([])
+def _two_blocks(artifact: Checkpoint) -> Iterator[str]:
+    """Engines differ in which they read, the one at the root or the one of the text part."""
+    config = artifact.config
+    root, text = config.raw.get(BLOCK), config.text.get(BLOCK)
+    if root is not None and text is not None:
+        yield from first(differences(text, root, f"text_config.{BLOCK}"))
+
+
+def _problems(artifact: Checkpoint, block: Mapping[str, Any], method: str | None) -> Iterator[str]:
+    if method not in FIELDS:
+        return
+    skipped = RECORDS | JUDGED[method] | frozenset(LISTS[method])
+    yield from odd_rows(block, FIELDS[method], skipped)
+    if method == "fp8":
+        forms = {atom.scheme: atom for atom in _quantized(artifact).values()}
+        yield from _block_size(block.get("weight_block_size"), forms.values())
+
+
+def _block_size(size: object, forms: Collection[Atom]) -> Iterator[str]:
+    """One scale for a tensor needs no block; other scales are those of the official block."""
+    for atom in forms:
+        official = scheme_of(atom).config_block([])
         expected = official["weight_block_size"] if official else None
-        if expected is None and name in ("fp8-tensor", "fp8-scalar") and size is None:
-            continue
-        if expected is None or size != expected:
-            problem = f"weight_block_size is {size}, but {name} is stored"
-            yield Failure(CONFIG, f"quantization_config: {problem}")
+        if official is None and atom.scheme not in PER_TENSOR:
+            problem = f"quant_method is 'fp8', but {atom.parts[1]} is a scale of {atom.scheme}"
+            yield f"{problem}, expected 'compressed-tensors'"
+        elif size != expected:
+            yield f"weight_block_size is {size}, but {atom.scheme} is stored, expected {expected}"
 
 
 def _scale_format(artifact: Checkpoint, said: object) -> Iterator[Failure]:
@@ -75,7 +95,7 @@ def _scale_format(artifact: Checkpoint, said: object) -> Iterator[Failure]:
         return
     if said != "ue8m0":
         problem = f"scale_fmt is {said!r}, expected 'float' or 'ue8m0'"
-        yield Failure(CONFIG, f"quantization_config: {problem}")
+        yield Failure(CONFIG, f"{BLOCK}: {problem}")
         return
     for atom in _quantized(artifact).values():
         for part in atom.parts[1:]:
@@ -85,52 +105,6 @@ def _scale_format(artifact: Checkpoint, said: object) -> Iterator[Failure]:
                 return
 
 
-def _group_fields(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Failure]:
-    groups = block.get("config_groups")
-    if not isinstance(groups, dict) or not all(isinstance(g, dict) for g in groups.values()):
-        yield Failure(CONFIG, "quantization_config: config_groups is missing")
-        return
-    seen = set()
-    for module, atom in _quantized(artifact).items():
-        name = _group_of(module, groups)
-        if name is None:
-            yield Failure(module, f"is {atom.scheme}, but no group of config_groups targets it")
-        elif (name, atom.scheme) not in seen:
-            seen.add((name, atom.scheme))
-            for problem in _odd_fields(groups[name], atom):
-                yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
-
-
 def _quantized(artifact: Checkpoint) -> dict[str, Atom]:
     atoms = artifact.layout.atoms.values()
     return {module_of(atom.weight): atom for atom in atoms if atom.quantized}
-
-
-def _group_of(module: str, groups: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the group an engine takes: by the module's name, then by a pattern, then by class."""
-    listed = [(t, name) for name, group in groups.items() for t in group.get("targets") or ()]
-    exact = (name for target, name in listed if target == module)
-    patterns = (
-        name
-        for target, name in listed
-        if target.startswith("re:") and re.match(target.removeprefix("re:"), module)
-    )
-    classes = (name for target, name in listed if target == "Linear")
-    return next((name for way in (exact, patterns, classes) for name in way), None)
-
-
-def _odd_fields(group: Mapping[str, Any], atom: Atom) -> Iterator[str]:
-    """Yield what a group says of weights or inputs that is not so."""
-    expected = scheme_of(atom).config_entry([])
-    if expected is None:
-        yield f"compressed-tensors has no {atom.scheme}, but it is stored"
-        return
-    if expected.get("format") and group.get("format") not in (None, expected["format"]):
-        yield f"format is {group['format']!r}, but {expected['format']} is stored"
-    said = group.get("weights") or {}
-    for field, value in expected["weights"].items():
-        if said.get(field, ABSENT.get(field)) != value:
-            yield f"{field} of weights is {said.get(field)!r}, but {value!r} is stored"
-    inputs = group.get("input_activations")
-    if inputs and inputs.get("dynamic") is not True:
-        yield "input_activations are static, but no scales of inputs are stored"

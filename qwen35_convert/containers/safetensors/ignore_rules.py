@@ -10,17 +10,7 @@ Sources: transformers `should_convert_module`; vLLM `is_layer_skipped` (fp8) and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-# Where engines look for the list, in this order.
-KEYS = ("modules_to_not_convert", "ignored_layers", "ignore")
-
-
-def listed_modules(block: Mapping[str, Any]) -> list[str]:
-    """Return the list of a quantization_config, by whichever name engines find it."""
-    listed: list[Any] = next((block[key] for key in KEYS if block.get(key) is not None), [])
-    return [entry for entry in listed if isinstance(entry, str)]
+from collections.abc import Callable, Sequence
 
 
 def _experts_of(module: str) -> str | None:

@@ -1,0 +1,146 @@
+"""compressed-tensors' config_groups, held against the codes and scales that are stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from formats.family.layout import Atom
+from quant.stored import scheme_of
+from qwen35_convert.containers.safetensors.quantization_table import (
+    ARGS_ALIKE,
+    ARGS_DEFAULTS,
+    ARGS_RECORDS,
+    DENSE,
+    FORMATS_ALIKE,
+    GROUP_FIELDS,
+    GROUP_JUDGED,
+    INPUT_STRATEGIES,
+    MIXED,
+    odd_rows,
+)
+from qwen35_convert.difference import same
+from qwen35_convert.failure import Failure
+
+CONFIG = "config.json"
+Groups = Mapping[str, Mapping[str, Any]]
+
+
+def group_problems(block: Mapping[str, Any], quantized: Mapping[str, Atom]) -> Iterator[Failure]:
+    """Yield what is wrong with the block for these modules."""
+    groups = block.get("config_groups")
+    if not isinstance(groups, dict):
+        yield Failure(CONFIG, "quantization_config: config_groups is missing")
+        return
+    misshapen = [f"config_groups {name}{problem}" for name, problem in _misshapen(groups)]
+    for problem in misshapen or _of_the_whole(block, groups, quantized):
+        yield Failure(CONFIG, f"quantization_config: {problem}")
+    if not misshapen:
+        yield from _of_modules(groups, quantized)
+
+
+def _misshapen(groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what engines cannot read, each with its group."""
+    for name, group in groups.items():
+        if not isinstance(group, dict):
+            yield name, f" is {group!r:.120}, expected an object"
+            continue
+        targets = group.get("targets")
+        if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
+            yield name, f": targets is {targets!r:.120}, expected a list of names"
+        for part in ("weights", "input_activations"):
+            if not isinstance(group.get(part), dict | None):
+                yield name, f": {part} is {group[part]!r:.120}, expected an object"
+
+
+def _of_modules(groups: Groups, quantized: Mapping[str, Atom]) -> Iterator[Failure]:
+    """Yield modules that no group targets, and what a group says of those that it does."""
+    seen = set()
+    for module, atom in quantized.items():
+        name = _group_of(module, groups)
+        if name is None:
+            yield Failure(module, f"is {atom.scheme}, but no group of config_groups targets it")
+        elif (name, atom.scheme) not in seen:
+            seen.add((name, atom.scheme))
+            for problem in _odd_fields(groups[name], atom):
+                yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
+
+
+def _of_the_whole(
+    block: Mapping[str, Any], groups: Groups, quantized: Mapping[str, Atom]
+) -> Iterator[str]:
+    """Judge the format of all groups, which holds where a group says none, and the zeros."""
+    entries = [scheme_of(atom).config_entry([]) or {} for atom in quantized.values()]
+    stored = dict.fromkeys(entry["format"] for entry in entries if entry.get("format"))
+    right: set[str | None] = {alike for form in stored for alike in _alike(form)}
+    if all(group.get("format") for group in groups.values()):
+        right |= {MIXED, None}
+    got = block.get("format")
+    if stored and got not in right:
+        yield f"format is {got!r}, but {' and '.join(stored)} is stored"
+    sparsity = block.get("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == DENSE):
+        yield f"sparsity_config is {sparsity!r:.120}, but every weight is stored, expected null"
+
+
+def _alike(form: str) -> tuple[str, ...]:
+    return form, *FORMATS_ALIKE.get(form, ())
+
+
+def _group_of(module: str, groups: Groups) -> str | None:
+    """Return the group an engine takes: by the module's name, then by a pattern, then by class."""
+    listed = [(t, name) for name, group in groups.items() for t in group["targets"]]
+    exact = (name for target, name in listed if target == module)
+    patterns = (
+        name
+        for target, name in listed
+        if target.startswith("re:") and re.match(target.removeprefix("re:"), module)
+    )
+    classes = (name for target, name in listed if target == "Linear")
+    return next((name for way in (exact, patterns, classes) for name in way), None)
+
+
+def _odd_fields(group: Mapping[str, Any], atom: Atom) -> Iterator[str]:
+    """Yield what a group says of weights or inputs that is not so."""
+    entry = scheme_of(atom).config_entry([])
+    if entry is None:
+        yield f"compressed-tensors has no {atom.scheme}, but it is stored"
+        return
+    yield from odd_rows(group, GROUP_FIELDS, GROUP_JUDGED)
+    form, got = entry.get("format"), group.get("format")
+    if form and got is not None and got not in _alike(form):
+        yield f"format is {got!r}, but {form} is stored"
+    for field, said, right in _odd_args(group.get("weights") or {}, entry["weights"]):
+        yield f"{field} of weights is {said!r}, but {right!r} is stored"
+    inputs, expected = group.get("input_activations"), entry["input_activations"]
+    if inputs and not expected:
+        yield f"input_activations is {inputs!r:.120}, expected null"
+    elif inputs:
+        for field, said, right in _odd_args(inputs, _of_inputs(inputs, expected)):
+            yield f"{field} of input_activations is {said!r}, expected {right!r}"
+
+
+def _of_inputs(said: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is expected of inputs, whose strategy may be left to the engine."""
+    strategy, wanted = said.get("strategy"), expected.get("strategy")
+    if strategy is None or wanted is None or strategy in INPUT_STRATEGIES.get(wanted, ()):
+        open_fields = {"strategy": strategy, "group_size": said.get("group_size")}
+        return dict(expected) | open_fields
+    return dict(expected)
+
+
+def _odd_args(
+    said: Mapping[str, Any], expected: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield field, value and expected value of what is not as expected."""
+    for field in dict.fromkeys((*expected, *said)):
+        got, right = (_value(args, field) for args in (said, expected))
+        alike = ARGS_ALIKE.get(field, ()) if right is None else ()
+        if field not in ARGS_RECORDS and not any(same(got, value) for value in (right, *alike)):
+            yield field, said.get(field), right
+
+
+def _value(args: Mapping[str, Any], field: str) -> Any:
+    stated = args.get(field)
+    return ARGS_DEFAULTS.get(field) if stated is None else stated

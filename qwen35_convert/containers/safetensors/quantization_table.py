@@ -1,0 +1,101 @@
+"""What engines read of quantization_config: the values a field may have, and what nobody obeys.
+
+A field that no table names must be absent or mean nothing: an engine may obey it.
+
+Sources: vLLM's `Fp8Config` and `CompressedTensorsConfig` at 0.33, transformers'
+`FineGrainedFP8Config` and `CompressedTensorsConfig` at 5.24, compressed-tensors'
+`QuantizationConfig`, `QuantizationScheme` and `QuantizationArgs` at 0.20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from qwen35_convert.difference import same
+
+Row = tuple[tuple[Any, ...], str]
+"""Values that are right, and what is said of any other. An absent field is right too."""
+
+# Who wrote the block, and how well it packed.
+RECORDS = frozenset(
+    {"version", "producer", "provider", "quant_library", "global_compression_ratio"}
+)
+# Where the engines of a method look for the list of modules that are not quantised.
+LISTS: dict[str, tuple[str, ...]] = {
+    "fp8": ("modules_to_not_convert", "ignored_layers"),
+    "compressed-tensors": ("ignore",),
+}
+# What is held against the stored tensors by more than one field.
+JUDGED: dict[str, frozenset[str]] = {
+    "fp8": frozenset({"quant_method", "weight_block_size", "scale_fmt"}),
+    "compressed-tensors": frozenset({"quant_method", "config_groups", "format", "sparsity_config"}),
+}
+USED = "but the codes that are stored are to be used, expected false"
+FIELDS: dict[str, dict[str, Row]] = {
+    "fp8": {
+        "fmt": (("e4m3",), "but E4M3 codes are stored"),
+        "activation_scheme": (
+            ("dynamic",),
+            "but no scales of inputs are stored, expected 'dynamic'",
+        ),
+        "expert_dtype": (("fp8",), "but FP8 experts are stored"),
+        "dequantize": ((False,), USED),
+    },
+    "compressed-tensors": {
+        "quantization_status": (("compressed",), "but codes are stored, expected 'compressed'"),
+        "run_compressed": ((True,), "but the codes that are stored are to be used, expected true"),
+        "dequantize": ((False,), USED),
+        "kv_cache_scheme": ((), "but no scales of keys and values are stored, expected null"),
+    },
+}
+UNKNOWN: Row = ((False, 0, [], ""), "which an engine may obey, expected it to be absent")
+# Of sparsity_config: no zeros are left out.
+DENSE = "dense"
+# Of a group.
+GROUP_JUDGED = frozenset({"targets", "weights", "input_activations", "format"})
+GROUP_FIELDS: dict[str, Row] = {
+    "output_activations": ((), "but engines round no outputs of these, expected null"),
+}
+# Of weights or inputs: how their scales were looked for; nothing is asymmetric.
+ARGS_RECORDS = frozenset({"observer", "observer_kwargs", "zp_dtype"})
+# What an absent field means.
+ARGS_DEFAULTS: dict[str, Any] = {
+    "symmetric": True,
+    "dynamic": False,
+    "num_bits": 8,
+    "type": "int",
+    "strategy": "tensor",
+    "group_size": None,
+    "block_structure": None,
+    "actorder": None,
+    "scale_dtype": None,
+}
+# (field, value): what else is right where the default is expected
+ARGS_ALIKE: dict[str, tuple[Any, ...]] = {
+    "group_size": (-1,),
+    "actorder": (False, "weight", "static"),
+    "scale_dtype": ("torch.bfloat16", "torch.float16", "torch.float32"),
+}
+# What else is right of inputs whose expected strategy is this: codes and scales are the same.
+INPUT_STRATEGIES: dict[str, tuple[str, ...]] = {"group": ("token",)}
+# Formats that store the same as another.
+FORMATS_ALIKE: dict[str, tuple[str, ...]] = {"float-quantized": ("naive-quantized",)}
+MIXED = "mixed-precision"
+
+
+def odd_rows(
+    said: Mapping[str, Any], table: Mapping[str, Row], skipped: Collection[str]
+) -> Iterator[str]:
+    """Yield the fields that say what no row allows."""
+    for field, value in said.items():
+        right, why = table.get(field, UNKNOWN)
+        if field not in skipped and not _means_one_of(value, right):
+            yield f"{field} is {value!r:.120}, {why}"
+
+
+def _means_one_of(value: Any, right: tuple[Any, ...]) -> bool:
+    """Whether a value is null or one of these; of what is not known, also an object of such."""
+    if isinstance(value, dict) and right is UNKNOWN[0]:
+        return all(_means_one_of(inner, right) for inner in value.values())
+    return value is None or any(same(value, one) for one in right)
