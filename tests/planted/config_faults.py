@@ -26,14 +26,14 @@ HUB = in_bases("nano-fp8-block-hub", "moe-fp8-block-hub")
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for name, (field, change) in TEXT.items():
-        yield _fault(name, field, change)
+        yield config_fault(name, field, change)
     for name, (field, change) in REFUSED.items():
-        yield _fault(name, field, change, codes=UNOPENED)
+        yield config_fault(name, field, change, codes=UNOPENED)
     for name, (field, change) in ADDED.items():
-        yield _fault(name, field, change)
+        yield config_fault(name, field, change)
     for name, (field, change) in EXPERTS.items():
-        yield _fault(name, field, change, MOE)
-    yield _fault(
+        yield config_fault(name, field, change, MOE)
+    yield config_fault(
         "weights-of-experts-as-they-are",
         "norm_topk_prob",
         put("norm_topk_prob", False),
@@ -41,12 +41,14 @@ def cases() -> Iterator[Fault]:
         codes=UNOPENED,
     )
     another = put("model_type", "qwen3_vl_text")
-    yield _fault("text-type-of-another-family", "model_type", another, HUB, codes=UNOPENED)
+    yield config_fault("text-type-of-another-family", "model_type", another, HUB, codes=UNOPENED)
     for name, (field, change) in NESTED.items():
-        yield _fault(name, field, change, HUB)
+        yield config_fault(name, field, change, HUB)
 
 
-def _fault(name: str, field: str, change: Change, where: Where = HOMES, **more: Any) -> Fault:
+def config_fault(name: str, field: str, change: Change, where: Where = HOMES, **more: Any) -> Fault:
+    """Return a fault of this kind, of which the field must be named."""
+
     def plant(artifact: Artifact) -> tuple[str, ...]:
         with artifact.json(CONFIG) as config:
             change(config, config.get("text_config", config))

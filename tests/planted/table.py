@@ -14,6 +14,7 @@ from tests.planted import (
     index_faults,
     order_faults,
     part_faults,
+    place_faults,
     quantization_faults,
     receipt_faults,
     side_faults,
@@ -40,6 +41,7 @@ TABLES = (
     block_faults,
     gguf_faults,
     part_faults,
+    place_faults,
     vision_faults,
     receipt_faults,
 )

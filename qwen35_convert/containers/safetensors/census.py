@@ -93,10 +93,6 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
             f"mtp_num_hidden_layers is {config.mtp_layers}, "
             f"but {layout.form.mtp_layers} MTP layers are stored",
         )
-    if layout.tied and not config.tie_flags:
-        yield Failure(
-            "config.json", "tie_word_embeddings is absent, expected true: no lm_head is stored"
-        )
     for flag, value in config.tie_flags.items():
         if value != layout.tied:
             yield Failure(
