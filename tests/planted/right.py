@@ -11,6 +11,7 @@ from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
 from tests.planted import (
     right_beside,
+    right_configs,
     right_encoders,
     right_folders,
     right_gguf,
@@ -173,6 +174,7 @@ def _changed() -> Iterator[Right]:
     for changes in (
         right_encoders.changes,
         right_folders.changes,
+        right_configs.changes,
         right_sides.changes,
         right_gguf.changes,
     ):

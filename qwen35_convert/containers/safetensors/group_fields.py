@@ -136,7 +136,7 @@ def _odd_args(
     """Yield field, value and expected value of what is not as expected."""
     for field in dict.fromkeys((*expected, *said)):
         got, right = (_value(args, field) for args in (said, expected))
-        alike = ARGS_ALIKE.get(field, ()) if right is None else ()
+        alike = (v for f, value, more in ARGS_ALIKE if (f, value) == (field, right) for v in more)
         if field not in ARGS_RECORDS and not any(same(got, value) for value in (right, *alike)):
             yield field, said.get(field), right
 

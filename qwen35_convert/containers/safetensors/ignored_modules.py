@@ -41,9 +41,10 @@ def list_failures(artifact: Checkpoint) -> Iterator[Failure]:
 
 
 def _lists(block: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the lists that engines of the method find, by name."""
-    names = LISTS.get(str(block.get("quant_method")), ())
-    stated = {name: block[name] for name in names if block.get(name) is not None}
+    """Return the lists that engines of the method find, by name; an empty second one is none."""
+    first, *others = LISTS.get(str(block.get("quant_method")), ("",))
+    stated = {first: block[first]} if block.get(first) is not None else {}
+    stated |= {name: block[name] for name in others if block.get(name)}
     return {name: one if isinstance(one, list) else [one] for name, one in stated.items()}
 
 

@@ -71,12 +71,13 @@ ARGS_DEFAULTS: dict[str, Any] = {
     "actorder": None,
     "scale_dtype": None,
 }
-# (field, value): what else is right where the default is expected
-ARGS_ALIKE: dict[str, tuple[Any, ...]] = {
-    "group_size": (-1,),
-    "actorder": (False, "weight", "static"),
-    "scale_dtype": ("torch.bfloat16", "torch.float16", "torch.float32"),
-}
+# (field, expected value, what means the same)
+ARGS_ALIKE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+    ("group_size", None, (-1,)),
+    ("actorder", None, (False, "weight", "static")),
+    ("scale_dtype", None, ("torch.bfloat16", "torch.float16", "torch.float32")),
+    ("block_structure", [128, 128], ("128x128",)),
+)
 # What else is right of inputs whose expected strategy is this: codes and scales are the same.
 INPUT_STRATEGIES: dict[str, tuple[str, ...]] = {"group": ("token",)}
 # Formats that store the same as another.
