@@ -17,16 +17,14 @@ COMPRESSED = in_bases("wide-fp8-channel", "moe-fp8-channel", "wide-mixed")
 
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
-    for table, where in ((FP8, OFFICIAL), (GROUPS, COMPRESSED), (LISTS, _every)):
+    for table, where in ((FP8, OFFICIAL), (LISTS, _every)):
         for name, (wanted, change) in table.items():
-            yield _fault(name, wanted, change, where)
+            yield block_fault(name, wanted, change, where)
     for table, where in ((FP8_REFUSED, OFFICIAL), (REFUSED, _every)):
         for name, (wanted, change) in table.items():
-            yield _fault(name, wanted, change, where, codes=UNOPENED)
-    for name, (wanted, change) in TWO_GROUPS.items():
-        yield _fault(name, wanted, change, in_outputs("mixed"))
+            yield block_fault(name, wanted, change, where, codes=UNOPENED)
     for name, (wanted, change) in ONLY_BY_RECEIPT.items():
-        yield _fault(name, wanted, change, _every, receipts=(FORGED,))
+        yield block_fault(name, wanted, change, _every, receipts=(FORGED,))
     yield Fault("quantization", "missing", _drop, _every, STRUCTURE)
     yield Fault(
         "quantization", "in-text-config-too", _twice, in_outputs("fp8-block-hub"), STRUCTURE
@@ -39,7 +37,9 @@ def _every(base: Base) -> bool:
     return OFFICIAL(base) or COMPRESSED(base)
 
 
-def _fault(name: str, wanted: str, change: Change, where: Where, **more: Any) -> Fault:
+def block_fault(name: str, wanted: str, change: Change, where: Where, **more: Any) -> Fault:
+    """Return a fault of this kind, of which all words must be named."""
+
     def plant(artifact: Artifact) -> tuple[str, ...]:
         with artifact.json(CONFIG) as config:
             change(config[BLOCK])
@@ -72,19 +72,9 @@ def put(field: str, value: Any) -> Change:
     return lambda block: block.update({field: value})
 
 
-def groups(part: str, field: str, value: Any) -> Change:
-    """Return a change of a field in every group's weights, activations or own fields."""
-
-    def change(block: dict[str, Any]) -> None:
-        for group in block["config_groups"].values():
-            (group[part] if part else group)[field] = value
-
-    return change
-
-
-def entries(block: dict[str, Any]) -> list[str]:
+def entries(block: dict[str, Any]) -> list[Any]:
     """Return the list of modules that are not quantised."""
-    found: list[str] = block.get("modules_to_not_convert", block.get("ignore"))
+    found: list[Any] = block.get("modules_to_not_convert", block.get("ignore"))
     return found
 
 
@@ -120,17 +110,10 @@ def _prefix(block: dict[str, Any]) -> None:
     ]
 
 
-def _swap_targets(block: dict[str, Any]) -> None:
-    one, two = block["config_groups"].values()
-    one["targets"], two["targets"] = two["targets"], one["targets"]
-
-
-def _lose_group(block: dict[str, Any]) -> None:
-    block["config_groups"].popitem()
-
-
-def _lose_target(block: dict[str, Any]) -> None:
-    next(iter(block["config_groups"].values()))["targets"].pop(0)
+def _rename_list(block: dict[str, Any]) -> None:
+    """Keep the list where transformers does not look once there is another, empty or not."""
+    block["ignored_layers"] = block["modules_to_not_convert"]
+    block["modules_to_not_convert"] = []
 
 
 # name: (what must be named, change)
@@ -140,6 +123,13 @@ FP8: dict[str, tuple[str, Change]] = {
     "block-size-missing": ("weight_block_size", lambda block: block.pop("weight_block_size")),
     "scales-in-ue8m0": ("scale_fmt", put("scale_fmt", "ue8m0_packed")),
     "dequantize": ("dequantize", put("dequantize", True)),
+    "more-modules-converted": ("modules_to_convert", put("modules_to_convert", ["lm_head"])),
+    "experts-in-fp4": ("expert_dtype", put("expert_dtype", "fp4")),
+    "kv-cache-of-modelopt": ("kv_cache_quant_algo", put("kv_cache_quant_algo", "FP8")),
+    "scale-format-of-nobody": ("scale_fmt", put("scale_fmt", "e5m3")),
+    "another-second-list": ("in_proj_a", put("ignored_layers", ["lm_head"])),
+    "an-empty-first-list": ("in_proj_a", _rename_list),
+    "list-of-compressed-tensors": ("ignore", put("ignore", ["lm_head"])),
 }
 FP8_REFUSED: dict[str, tuple[str, Change]] = {
     "block-size-64": ("weight_block_size", put("weight_block_size", [64, 64])),
@@ -164,49 +154,14 @@ LISTS: dict[str, tuple[str, Change]] = {
     "list-of-what-is-not-there": ("layers.9.self_attn.q_proj", _with("layers.9.self_attn.q_proj")),
     "list-of-everything": ("in_proj_qkv", lambda block: entries(block).append("re:.*")),
     "list-in-the-wrong-namespace": ("in_proj_a", _prefix),
+    "list-of-numbers": ("[0] 5", lambda block: entries(block).insert(0, 5)),
+    "list-of-a-broken-pattern": ("re:.*(", lambda block: entries(block).append("re:.*(")),
+    "list-lost": (
+        "in_proj_a",
+        lambda block: [block.pop(k, None) for k in ("modules_to_not_convert", "ignore")],
+    ),
+    "load-in-4-bits": ("load_in_4bit", put("load_in_4bit", True)),
     "list-empty": ("in_proj_a", lambda block: entries(block).clear()),
-}
-GROUPS: dict[str, tuple[str, Change]] = {
-    "targets-embedding": ("targets", groups("", "targets", ["Embedding"])),
-    "strategy-tensor": ("strategy", groups("weights", "strategy", "tensor")),
-    "strategy-group": ("strategy", groups("weights", "strategy", "group")),
-    "bits-4": ("num_bits", groups("weights", "num_bits", 4)),
-    "type-int": ("type", groups("weights", "type", "int")),
-    "weights-not-symmetric": ("symmetric", groups("weights", "symmetric", False)),
-    "weights-dynamic": ("dynamic", groups("weights", "dynamic", True)),
-    "activations-not-dynamic": ("dynamic", groups("input_activations", "dynamic", False)),
-    "activations-of-4-bits": ("num_bits", groups("input_activations", "num_bits", 4)),
-    "activations-per-tensor": ("strategy", groups("input_activations", "strategy", "tensor")),
-    "output-activations": (
-        "output_activations",
-        groups(
-            "",
-            "output_activations",
-            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
-        ),
-    ),
-    "format-int": ("format", put("format", "int-quantized")),
-    "format-packed": ("format", put("format", "pack-quantized")),
-    "status-frozen": ("quantization_status", put("quantization_status", "frozen")),
-    "kv-cache": (
-        "kv_cache_scheme",
-        put(
-            "kv_cache_scheme",
-            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
-        ),
-    ),
-    "no-groups": ("config_groups", lambda block: block["config_groups"].clear()),
-    "transforms": (
-        "transform_config",
-        put("transform_config", {"config_groups": {"u": {"type": "hadamard", "apply": []}}}),
-    ),
-    "method-fp8": ("quant_method|weight_scale|128x128", put("quant_method", "fp8")),
-}
-TWO_GROUPS: dict[str, tuple[str, Change]] = {
-    "targets-of-the-other-group": ("out_proj|in_proj_qkv|targets", _swap_targets),
-    "a-group-lost": ("out_proj|config_groups", _lose_group),
-    "a-target-lost": ("in_proj_qkv|targets", _lose_target),
-    "targets-all-linear": ("targets|out_proj", groups("", "targets", ["Linear"])),
 }
 # Other tools write these differently, and right.
 ONLY_BY_RECEIPT: dict[str, tuple[str, Change]] = {

@@ -10,6 +10,7 @@ from tests.planted import (
     config_faults,
     extra_faults,
     gguf_faults,
+    group_faults,
     header_faults,
     index_faults,
     order_faults,
@@ -28,7 +29,9 @@ from tests.planted.fault import Case, Fault
 
 TABLES = (
     config_faults,
+    place_faults,
     quantization_faults,
+    group_faults,
     side_faults,
     extra_faults,
     index_faults,
@@ -41,7 +44,6 @@ TABLES = (
     block_faults,
     gguf_faults,
     part_faults,
-    place_faults,
     vision_faults,
     receipt_faults,
 )
