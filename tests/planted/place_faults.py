@@ -35,6 +35,7 @@ def cases() -> Iterator[Fault]:
         (OF_VISION, HUB, {}),
         (UNREADABLE, HOMES, {"codes": UNOPENED}),
         (UNTIED, TIED, {}),
+        (UNTIED_IN_PART, in_bases("nano-fp8-block-hub"), {}),
         (NOT_QUANTISED, PLAIN, {"codes": UNOPENED}),
         (QUANTISED_TWICE, _quantised, {}),
         (ALIKE, HOMES, {"receipts": (REMOVED,)}),
@@ -171,6 +172,16 @@ UNREADABLE: dict[str, tuple[str, Change]] = {
 }
 UNTIED: dict[str, tuple[str, Change]] = {
     "tie-flags-missing": ("tie_word_embeddings|no tie flag", _no_flags)
+}
+UNTIED_IN_PART: dict[str, tuple[str, Change]] = {
+    "tie-flag-of-the-text-missing": (
+        "text_config.tie_word_embeddings",
+        gone("tie_word_embeddings"),
+    ),
+    "tie-flag-of-the-root-missing": (
+        "tie_word_embeddings",
+        lambda config, _: config.pop("tie_word_embeddings"),
+    ),
 }
 NOT_QUANTISED: dict[str, tuple[str, Change]] = {
     "quantised-by-mlx-alone": (

@@ -101,11 +101,12 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
     expected = CLASSES[config.moe, layout.kind == "hub"]
-    stated = (config.raw.get("architectures") or [None])[0], config.raw.get("model_type")
+    names = config.raw.get("architectures") or [None]
+    stated = names[0] if isinstance(names, list) else names, config.raw.get("model_type")
     if stated != expected and layout.kind in ("hub", "text"):
         yield Failure(
             "config.json",
-            f"names {stated[0]} and {stated[1]}, "
+            f"architectures names {stated[0]} and model_type {stated[1]}, "
             f"but the tensors are those of {expected[0]} and {expected[1]}",
         )
 

@@ -4,6 +4,7 @@
     rope       rope_parameters, rope_scaling, or the same fields beside them
     types      dtype, torch_dtype, of the whole and of its parts
     mtp        mtp_num_hidden_layers, which also the tensors know
+    ties       tie_word_embeddings, of the whole and of its text part
 
 Engines differ in the place that they read, so every place must say what the source's fields come
 to: transformers lets rope_scaling win over rope_parameters, vLLM a rope_theta beside the block,
@@ -141,4 +142,23 @@ def mtp_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
             yield from differences(got, expected, prefix + field)
 
 
-RULES = (layer_differences, rope_differences, type_differences, mtp_differences)
+def tie_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Name a tie flag that is lost: the class that reads this place would make a head of its own.
+
+    Flags that are there must be what the tensors say, whatever the source says.
+    """
+    field = "tie_word_embeddings"
+    flags = dict(places(source.config))
+    for prefix, part in places(artifact.config):
+        of_source = flags.get(prefix, source.config.text).get(field)
+        if artifact.layout.tied and part.get(field) is None and of_source:
+            yield from differences(ABSENT, of_source, prefix + field)
+
+
+RULES = (
+    layer_differences,
+    rope_differences,
+    type_differences,
+    mtp_differences,
+    tie_differences,
+)

@@ -73,9 +73,9 @@ def _of_the_whole(
     """Judge the format of all groups, which holds where a group says none, and the zeros."""
     entries = [scheme_of(atom).config_entry([]) or {} for atom in quantized.values()]
     stored = dict.fromkeys(entry["format"] for entry in entries if entry.get("format"))
-    right: set[str | None] = {alike for form in stored for alike in _alike(form)}
+    right: list[str | None] = [alike for form in stored for alike in _alike(form)]
     if all(group.get("format") for group in groups.values()):
-        right |= {MIXED, None}
+        right += [MIXED, None]
     got = block.get("format")
     if stored and got not in right:
         yield f"format is {got!r}, but {' and '.join(stored)} is stored"
