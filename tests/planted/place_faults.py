@@ -61,6 +61,11 @@ def _scaling_without_theta(_: dict[str, Any], text: dict[str, Any]) -> None:
     text["rope_scaling"] = kept | {"type": "mrope"}
 
 
+def _without_block(_: dict[str, Any], text: dict[str, Any]) -> None:
+    """Write all fields beside the block: transformers looks for sections in the block alone."""
+    text |= text.pop("rope_parameters")
+
+
 def _sparser(_: dict[str, Any], text: dict[str, Any]) -> None:
     del text["layer_types"]
     text["full_attention_interval"] += 1
@@ -79,6 +84,7 @@ def _no_flags(config: dict[str, Any], text: dict[str, Any]) -> None:
 # name: (field that must be named, change)
 SPELLINGS: dict[str, tuple[str, Change]] = {
     "rope-scaling-without-theta": ("rope_scaling", _scaling_without_theta),
+    "rope-without-a-block": ("mrope_section|rope_parameters", _without_block),
     "rope-base": ("rotary_emb_base", put("rotary_emb_base", 10000)),
     "rotary-factor-beside-the-block": (
         "partial_rotary_factor",

@@ -39,8 +39,10 @@ def _rope_twice(_: dict[str, Any], text: dict[str, Any]) -> None:
     text["partial_rotary_factor"] = block["partial_rotary_factor"]
 
 
-def _flat_rope(_: dict[str, Any], text: dict[str, Any]) -> None:
-    text |= text.pop("rope_parameters") | {"rope_scaling": None}
+def _theta_beside_the_block(_: dict[str, Any], text: dict[str, Any]) -> None:
+    block = text["rope_parameters"]
+    text |= {key: block.pop(key) for key in ("rope_theta", "partial_rotary_factor")}
+    text["rope_scaling"] = None
 
 
 def _old_type(config: dict[str, Any], text: dict[str, Any]) -> None:
@@ -208,7 +210,7 @@ COMPRESSED = ("wide-fp8-channel", "wide-mixed")
 CONFIGS: dict[str, tuple[tuple[str, ...], Change]] = {
     "rope as before": (TEXTS, _old_rope),
     "rope in two places": (TEXTS, _rope_twice),
-    "rope without a block": (TEXTS, _flat_rope),
+    "theta beside the block": (TEXTS, _theta_beside_the_block),
     "torch_dtype": (TEXTS, _old_type),
     "layer types alone": (("nano-fp8-block", "nano-fp8-block-hub"), _list_alone),
     "interval alone": (TEXTS, _interval_alone),

@@ -25,6 +25,8 @@ Part = tuple[str, Mapping[str, Any]]
 ROPE_BLOCKS = ("rope_parameters", "rope_scaling")
 ROPE_FIELDS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 ROPE_TYPES = ("rope_type", "type")
+# What transformers takes into a block that lacks it, from beside the block.
+FILLING = ("rope_theta", "partial_rotary_factor")
 PLAIN_ROPE = ("default", "mrope")
 TYPE_FIELDS = ("dtype", "torch_dtype")
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -69,19 +71,35 @@ def _interval(
 
 def rope_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
     """Compare what the rotary fields come to, wherever an engine reads them."""
-    text = source.config.text
+    text, ours = source.config.text, artifact.config.text
     expected = _rope_fields(text, next((text[b] for b in ROPE_BLOCKS if text.get(b)), {}))
     for prefix, part in places(artifact.config):
-        beside = _rope_fields(part, {})
-        blocks = {name: part[name] for name in ROPE_BLOCKS if part.get(name)}
-        whole = part is artifact.config.text
-        for name, block in blocks.items():
-            if isinstance(block, dict):
-                got = _rope_fields(part if whole else {}, block)
-                yield from _rope_of(got, expected, f"{prefix}{name}.", whole=whole)
-            else:
-                yield from differences(block, expected, f"{prefix}{name}")
-        yield from _rope_of(beside, expected, prefix, whole=whole and not blocks)
+        whole = part is ours
+        if _stated(part) != _stated(text if whole else source.config.raw):
+            yield from _rope_at(prefix, part, expected, whole=whole)
+
+
+def _stated(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary fields word for word."""
+    return {key: part.get(key) for key in (*ROPE_BLOCKS, *ROPE_FIELDS, *ROPE_TYPES)}
+
+
+def _rope_at(
+    prefix: str, part: Mapping[str, Any], expected: Mapping[str, Any], *, whole: bool
+) -> Iterator[str]:
+    """Compare the blocks of a part and the fields beside them; `whole`: no other part has more."""
+    blocks = {name: part[name] for name in ROPE_BLOCKS if part.get(name)}
+    filling = {key: part[key] for key in FILLING if whole and key in part}
+    for name, block in blocks.items():
+        if isinstance(block, dict):
+            got = _rope_fields(filling, block)
+            yield from _rope_of(got, expected, f"{prefix}{name}.", whole=whole)
+        else:
+            yield from differences(block, expected, f"{prefix}{name}")
+    if whole and not blocks:
+        got = _rope_fields(filling, {})
+        yield from _rope_of(got, expected, f"{prefix}{ROPE_BLOCKS[0]}.", whole=True)
+    yield from _rope_of(_rope_fields(part, {}), expected, prefix, whole=False)
 
 
 def _rope_of(
