@@ -97,6 +97,10 @@ MORE: dict[str, tuple[str, Change]] = {
     "format-of-a-group": ("format", groups("", "format", "pack-quantized")),
     "no-format": ("format", _no_formats),
     "status-decompressed": ("quantization_status", put("quantization_status", "decompressed")),
+    "status-missing": (
+        "quantization_status",
+        lambda block: block.pop("quantization_status"),
+    ),
     "not-run-compressed": ("run_compressed", put("run_compressed", False)),
     "dequantized": ("dequantize", put("dequantize", True)),
     "zeros-left-out": (

@@ -171,7 +171,6 @@ def _by_formats_of_groups(config: dict[str, Any], _: dict[str, Any]) -> None:
 def _one_format(config: dict[str, Any], _: dict[str, Any]) -> None:
     """Say the format once for all, under the name that older versions gave it."""
     config[BLOCK] |= {"format": "naive-quantized"}
-    del config[BLOCK]["quantization_status"]
     for group in config[BLOCK]["config_groups"].values():
         del group["format"]
 

@@ -22,6 +22,7 @@ from qwen35_convert.containers.safetensors.quantization_table import (
     FIELDS,
     JUDGED,
     LISTS,
+    NEEDED,
     RECORDS,
     odd_rows,
 )
@@ -72,6 +73,9 @@ def _problems(artifact: Checkpoint, block: Mapping[str, Any], method: str | None
         return
     skipped = RECORDS | JUDGED[method] | frozenset(LISTS[method])
     yield from odd_rows(block, FIELDS[method], skipped)
+    for field in NEEDED.get(method, ()):
+        if block.get(field) is None:
+            yield f"{field} is absent, {FIELDS[method][field][1]}"
     if method == "fp8":
         forms = {atom.scheme: atom for atom in _quantized(artifact).values()}
         yield from _block_size(block.get("weight_block_size"), forms.values())

@@ -15,7 +15,7 @@ from typing import Any
 from qwen35_convert.difference import same
 
 Row = tuple[tuple[Any, ...], str]
-"""Values that are right, and what is said of any other. An absent field is right too."""
+"""Values that are right, and what is said of any other. Absence is right but for `NEEDED`."""
 
 # Who wrote the block, and how well it packed.
 RECORDS = frozenset(
@@ -49,6 +49,8 @@ FIELDS: dict[str, dict[str, Row]] = {
         "kv_cache_scheme": ((), "but no scales of keys and values are stored, expected null"),
     },
 }
+# What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).
+NEEDED: dict[str, tuple[str, ...]] = {"compressed-tensors": ("quantization_status",)}
 UNKNOWN: Row = ((False, 0, [], ""), "which an engine may obey, expected it to be absent")
 # Of sparsity_config: no zeros are left out.
 DENSE = "dense"

@@ -146,6 +146,7 @@ def test_compressed_tensors_own_scales_and_codes_pass(artifact, strategy):
         config["quantization_config"] = {
             "quant_method": "compressed-tensors",
             "format": "float-quantized",
+            "quantization_status": "compressed",
             "config_groups": {"group_0": group},
             "ignore": [r"re:.*in_proj_[ab]$", *ignore],
         }
