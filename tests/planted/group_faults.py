@@ -113,6 +113,7 @@ MORE: dict[str, tuple[str, Change]] = {
     "weights-in-groups": ("group_size", groups("weights", "group_size", 128)),
     "weights-reordered": ("actorder", groups("weights", "actorder", "group")),
     "weights-of-no-strategy": ("strategy", groups("weights", "strategy", None)),
+    "bits-null": ("num_bits", groups("weights", "num_bits", None)),
     "weights-as-text": ("weights", groups("", "weights", "fp8")),
     "no-weights": ("weights", groups("", "weights", None)),
     "scales-in-fp8": ("scale_dtype", groups("weights", "scale_dtype", "torch.float8_e4m3fn")),

@@ -113,6 +113,8 @@ LOST: dict[str, tuple[str, Change]] = {
     ),
     "end-of-text-null": ("eos_token_id", put("eos_token_id", None)),
     "type-missing": ("dtype", _no_type),
+    "eps-null": ("rms_norm_eps", put("rms_norm_eps", None)),
+    "activation-null": ("hidden_act", put("hidden_act", None)),
 }
 NEW: dict[str, tuple[str, Change]] = {
     "pad-token-0": ("pad_token_id", put("pad_token_id", 0)),

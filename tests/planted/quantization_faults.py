@@ -119,6 +119,7 @@ def _rename_list(block: dict[str, Any]) -> None:
 # name: (what must be named, change)
 FP8: dict[str, tuple[str, Change]] = {
     "activations-static": ("activation_scheme", put("activation_scheme", "static")),
+    "activations-null": ("activation_scheme", put("activation_scheme", None)),
     "format-e5m2": ("fmt", put("fmt", "e5m2")),
     "block-size-missing": ("weight_block_size", lambda block: block.pop("weight_block_size")),
     "scales-in-ue8m0": ("scale_fmt", put("scale_fmt", "ue8m0_packed")),

@@ -95,7 +95,7 @@ def _equal(got: Any, expected: Any) -> bool:
 
 
 def _neutral(values: Values, value: Any) -> bool:
-    return value is ABSENT or value is None or any(same(value, v) for v in values)
+    return value is ABSENT or any(same(value, v) for v in values)
 
 
 def _may_come(key: str, source: Checkpoint) -> Values:

@@ -59,16 +59,16 @@ TOKENS = (
 )
 # What transformers 4 wrote into every part of a config, and took for how to generate.
 GENERATION: dict[str, Values] = {
-    "max_length": (20,),
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "num_return_sequences": (1,),
-    "temperature": (1.0,),
-    "top_k": (50,),
-    "top_p": (1.0,),
-    "typical_p": (1.0,),
-    "repetition_penalty": (1.0,),
-    "length_penalty": (1.0,),
+    "max_length": (None, 20),
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "num_return_sequences": (None, 1),
+    "temperature": (None, 1.0),
+    "top_k": (None, 50),
+    "top_p": (None, 1.0),
+    "typical_p": (None, 1.0),
+    "repetition_penalty": (None, 1.0),
+    "length_penalty": (None, 1.0),
 }
 
 
@@ -77,19 +77,23 @@ def _sizes(*tables: Mapping[str, tuple[str, int | None]]) -> dict[str, Values]:
     return {field: () if default is None else (default,) for field, default in rows}
 
 
-# field: the values that mean the same as its absence
+# field: the values that mean the same as its absence; transformers 5 refuses a null where its
+# class has a number
 MODEL: dict[str, Values] = (
-    dict.fromkeys(TOKENS, ())
+    dict.fromkeys(TOKENS, (None,))
     | GENERATION
     | _sizes(DENSE_FIELDS, MOE_FIELDS, TEXT_FIELDS)
-    | {field: accepted for field, accepted, _ in HARD_WIRED}
+    | {field: (None, *accepted) for field, accepted, _ in HARD_WIRED}
     | {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "attention_dropout": (0.0,),
         "num_hidden_layers": (),
         "rms_norm_eps": (1e-6,),
         "max_position_embeddings": (32768,),
         "mamba_ssm_dtype": (),
-        "is_causal": (True,),
-        "pretraining_tp": (1,),
+        "is_causal": (None, True),
+        "pretraining_tp": (None, 1),
         "image_token_id": (248056,),
         "video_token_id": (248057,),
         "vision_start_token_id": (248053,),
@@ -101,8 +105,11 @@ VISION: dict[str, Values] = (
     | _sizes(VISION_FIELDS)
     | {
         # transformers 5 renames it when it saves
-        "model_type": ("qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"),
+        "model_type": (None, "qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"),
         "hidden_act": ("gelu_pytorch_tanh",),
-        "rope_parameters": ({"rope_type": "axial", "rope_theta": 10000.0},),
+        "rope_parameters": (
+            None,
+            {"rope_type": "axial", "rope_theta": 10000.0},
+        ),
     }
 )

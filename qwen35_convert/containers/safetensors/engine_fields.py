@@ -43,7 +43,7 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     for problem in _problems(artifact, block, method):
         yield Failure(CONFIG, f"{BLOCK}: {problem}")
     if method == "fp8":
-        yield from _scale_format(artifact, block.get("scale_fmt"))
+        yield from _scale_format(artifact, block.get("scale_fmt", "float"))
     elif method == "compressed-tensors":
         yield from group_problems(block, _quantized(artifact))
 
@@ -95,7 +95,7 @@ def _block_size(size: object, forms: Collection[Atom]) -> Iterator[str]:
 
 def _scale_format(artifact: Checkpoint, said: object) -> Iterator[Failure]:
     """UE8M0 is a power of two: engines drop the mantissa of any other scale."""
-    if said in (None, "float"):
+    if said == "float":
         return
     if said != "ue8m0":
         problem = f"scale_fmt is {said!r}, expected 'float' or 'ue8m0'"

@@ -75,7 +75,8 @@ def _of_the_whole(
     stored = dict.fromkeys(entry["format"] for entry in entries if entry.get("format"))
     right: list[str | None] = [alike for form in stored for alike in _alike(form)]
     if all(group.get("format") for group in groups.values()):
-        right += [MIXED, None]
+        right += [MIXED]
+        right += [] if "format" in block else [None]
     got = block.get("format")
     if stored and got not in right:
         yield f"format is {got!r}, but {' and '.join(stored)} is stored"
@@ -142,5 +143,5 @@ def _odd_args(
 
 
 def _value(args: Mapping[str, Any], field: str) -> Any:
-    stated = args.get(field)
-    return ARGS_DEFAULTS.get(field) if stated is None else stated
+    default = ARGS_DEFAULTS.get(field)
+    return default if field == "strategy" and args.get(field) is None else args.get(field, default)

@@ -34,30 +34,33 @@ JUDGED: dict[str, frozenset[str]] = {
 USED = "but the codes that are stored are to be used, expected false"
 FIELDS: dict[str, dict[str, Row]] = {
     "fp8": {
-        "fmt": (("e4m3",), "but E4M3 codes are stored"),
+        "fmt": ((None, "e4m3"), "but E4M3 codes are stored"),
         "activation_scheme": (
             ("dynamic",),
             "but no scales of inputs are stored, expected 'dynamic'",
         ),
         "expert_dtype": (("fp8",), "but FP8 experts are stored"),
-        "dequantize": ((False,), USED),
+        "dequantize": ((None, False), USED),
     },
     "compressed-tensors": {
         "quantization_status": (("compressed",), "but codes are stored, expected 'compressed'"),
-        "run_compressed": ((True,), "but the codes that are stored are to be used, expected true"),
-        "dequantize": ((False,), USED),
-        "kv_cache_scheme": ((), "but no scales of keys and values are stored, expected null"),
+        "run_compressed": (
+            (None, True),
+            "but the codes that are stored are to be used, expected true",
+        ),
+        "dequantize": ((None, False), USED),
+        "kv_cache_scheme": ((None,), "but no scales of keys and values are stored, expected null"),
     },
 }
 # What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).
 NEEDED: dict[str, tuple[str, ...]] = {"compressed-tensors": ("quantization_status",)}
-UNKNOWN: Row = ((False, 0, [], ""), "which an engine may obey, expected it to be absent")
+UNKNOWN: Row = ((None, False, 0, [], ""), "which an engine may obey, expected it to be absent")
 # Of sparsity_config: no zeros are left out.
 DENSE = "dense"
 # Of a group.
 GROUP_JUDGED = frozenset({"targets", "weights", "input_activations", "format"})
 GROUP_FIELDS: dict[str, Row] = {
-    "output_activations": ((), "but engines round no outputs of these, expected null"),
+    "output_activations": ((None,), "but engines round no outputs of these, expected null"),
 }
 # Of weights or inputs: how their scales were looked for; nothing is asymmetric.
 ARGS_RECORDS = frozenset({"observer", "observer_kwargs", "zp_dtype"})
@@ -98,7 +101,7 @@ def odd_rows(
 
 
 def _means_one_of(value: Any, right: tuple[Any, ...]) -> bool:
-    """Whether a value is null or one of these; of what is not known, also an object of such."""
+    """Whether a value is one of these; of what is not known, also an object of such."""
     if isinstance(value, dict) and right is UNKNOWN[0]:
         return all(_means_one_of(inner, right) for inner in value.values())
-    return value is None or any(same(value, one) for one in right)
+    return any(same(value, one) for one in right)
