@@ -20,9 +20,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from formats.family.roles import ROLES
+from formats.family.rules import RULES
 from formats.stored import KEEP
 from quant.errors import QuantError
 from quant.registry import get_scheme
+from quant.scheme import USUAL, Choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,10 +50,11 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The scheme of linear layers, and the rules that come before it."""
+    """The scheme of linear layers, the rules that come before it, and what was chosen of both."""
 
     default: str
     rules: tuple[PolicyRule, ...] = ()
+    choices: Choices = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,12 @@ def assign(policy: Policy, weights: Sequence[Weight]) -> list[Assignment]:
     """
     for scheme in (policy.default, *(rule.scheme for rule in policy.rules)):
         if scheme != KEEP:
-            get_scheme(scheme)
+            get_scheme(scheme, policy.choices)
     winners = first_matches(policy.rules, [weight.name for weight in weights])
     chosen = {weight.name: _choose(weight, winners[weight.name], policy) for weight in weights}
     for group in _groups(weights):
         _check_agree([chosen[weight.name] for weight in group])
-        chosen |= _refusals(group, chosen[group[0].name].scheme)
+        chosen |= _refusals(group, chosen[group[0].name].scheme, policy.choices)
     return [chosen[weight.name] for weight in weights]
 
 
@@ -112,12 +115,12 @@ def _groups(weights: Sequence[Weight]) -> list[list[Weight]]:
     return list(groups.values())
 
 
-def _refusals(group: Sequence[Weight], scheme: str) -> dict[str, Assignment]:
+def _refusals(group: Sequence[Weight], scheme: str, choices: Choices) -> dict[str, Assignment]:
     """Return "keep" for a whole group if its scheme refuses the shape of one member."""
     if scheme == KEEP:
         return {}
     for weight in group:
-        phrase = get_scheme(scheme).refuses(weight.shape)
+        phrase = get_scheme(scheme, choices).refuses(weight.shape)
         if phrase is not None:
             fused = {member.name: f"fused with {weight.name}, {phrase}" for member in group}
             reasons = fused | {weight.name: phrase}
@@ -141,12 +144,17 @@ def _check_allowed(weight: Weight, rule: PolicyRule) -> None:
 def _check_rules_decide(
     rules: Sequence[PolicyRule], winners: Mapping[str, PolicyRule | None]
 ) -> None:
-    """Raise QuantError for a rule that no weight's name matches, or none that is left to it."""
+    """Raise QuantError for a rule that no weight's name matches, or none that is left to it.
+
+    A rule for what this model lacks and others of the family have is no mistake.
+    """
     for rule in rules:
         if any(winner is rule for winner in winners.values()):
             continue
         taken = next((name for name in winners if fnmatchcase(name, rule.match)), None)
         if taken is None:
+            if _names_family(rule.match):
+                continue
             raise QuantError(
                 f"rule {rule.match} matches no weight,\n"
                 f"  expected a name like {', '.join(_nearest(rule.match, winners))}"
@@ -157,6 +165,12 @@ def _check_rules_decide(
             f"rule {rule.match} decides nothing,\n"
             f"  expected before rule {earlier.match}, which takes {taken}"
         )
+
+
+def _names_family(match: str) -> bool:
+    """Whether a glob names what other models of the family have: experts, MTP, vision."""
+    names = (key.removesuffix(".weight").replace("#", "0") for key in RULES)
+    return any(fnmatchcase(name, match) for name in names)
 
 
 def _check_agree(group: Sequence[Assignment]) -> None:

@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING
 
 from formats.stored import KEEP
 from quant.errors import QuantError
+from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.nvfp4 import NVFP4
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml.scheme import GgmlTypes
 from quant.plain import Plain
+from quant.scheme import USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from formats.stored import Recogniser
-    from quant.scheme import Scheme
+    from quant.scheme import Choices, Scheme
 
-SCHEMES: dict[str, Scheme] = {scheme.name: scheme for scheme in (BLOCKS, CHANNELS)}
-RECOGNISERS: list[Recogniser] = [*FORMS, Plain()]
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, INT4, INT8)
+}
+RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, INT4, INT8, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
 
@@ -32,19 +37,19 @@ def register(scheme: Scheme) -> None:
     RECOGNISERS.insert(0, scheme)
 
 
-def get_scheme(name: str, scale: str = "pow2") -> Scheme:
-    """Return the scheme of that name, with scales of this type where it has any.
+def get_scheme(name: str, choices: Choices = USUAL) -> Scheme:
+    """Return the scheme of that name, as it was chosen.
 
-    Raises QuantError for a name or a scale that is not known.
+    Raises QuantError for a name or a choice that is not known.
     """
     if name not in SCHEMES:
         raise unknown("scheme", name, [*SCHEMES, KEEP])
-    return SCHEMES[name].with_scale(scale)
+    return SCHEMES[name].with_choices(choices)
 
 
-def get_schemes(names: Iterable[str], scale: str = "pow2") -> dict[str, Scheme]:
+def get_schemes(names: Iterable[str], choices: Choices = USUAL) -> dict[str, Scheme]:
     """Return schemes that stand in one artifact."""
-    schemes = {name: get_scheme(name, scale) for name in names}
+    schemes = {name: get_scheme(name, choices) for name in names}
     alone = len(schemes) == 1
     return {n: scheme if alone else scheme.beside_others() for n, scheme in schemes.items()}
 

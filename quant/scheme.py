@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from formats.stored import Recogniser, StoredForm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -31,15 +31,38 @@ Prepared = Any
 class Part:
     """One stored tensor of a weight.
 
-    key      the scheme's word for it: codes, scale, global_scale
-    rows     how many rows of the weight share one of its rows; None: all share the whole of it
-    stacked  of a stack of experts it has the leading axis too
+    key       the scheme's word for it: codes, scale, global_scale
+    rows      how many rows of the weight share one of its rows; None: all share the whole of it
+    stacked   of a stack of experts it has the leading axis too
+    constant  what it holds, where that follows from the shape: it is neither encoded nor decoded
+    unpack    makes a row for each row of the weight of one that holds several, packed
+    fused     it must be the same in all weights that engines fuse into one matrix
     """
 
     key: str
     info: TensorInfo
     rows: int | None = 1
     stacked: bool = True
+    constant: tuple[int, ...] | None = None
+    unpack: Callable[[Tensor], Tensor] | None = None
+    fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a recipe may choose of the schemes that have a choice; None: what they usually do.
+
+    scale      the type of FP8's scales
+    group      columns that share a step
+    symmetric  whether there are no zero points
+    """
+
+    scale: str = "pow2"
+    group: int | None = None
+    symmetric: bool | None = None
+
+
+USUAL = Choices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +187,8 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """
         ...
 
-    def with_scale(self, scale: str) -> Scheme:
-        """Return it with scales of another type, itself if it has none to choose."""
+    def with_choices(self, choices: Choices) -> Scheme:
+        """Return it as it was chosen, itself if it has nothing to choose. QuantError."""
         ...
 
     def beside_others(self) -> Scheme:
@@ -215,8 +238,8 @@ class Usual:
         """Return None: it has no config of its own."""
         return None
 
-    def with_scale(self, _scale: str) -> Self:
-        """Return itself: it has no scales to choose."""
+    def with_choices(self, _choices: Choices) -> Self:
+        """Return itself: it has nothing to choose."""
         return self
 
     def beside_others(self) -> Self:

@@ -167,6 +167,7 @@ def open_value(source: Checkpoint, atom: Atom, ops: Sequence[Op] = ()) -> Value:
     shared = {
         part.key: _open_shared(source, name, part, first.info, views)
         for part, name in zip(others, atom.parts[1:], strict=True)
+        if part.constant is None
     }
     shape = shape_after(tuple(ops), atom.shape)
     return Value(source, atom, shape, first.key, data, shared, _order(moves, len(data)), late)
@@ -180,6 +181,7 @@ def _open_shared(
 
     lead = tuple(op for op in views if isinstance(op, Unstack)) if part.stacked else ()
     data = source.load(name, apply_all(lead, source.read(name)), ...)
+    data = part.unpack(data) if part.unpack else data
     if part.rows is None:
         return Shared(data, None)
     cut = tuple(op for op in views if not isinstance(op, Unstack))
@@ -226,8 +228,9 @@ def each_row(
     """Return encoded parts of a weight of this shape as `Scheme.decode` takes them: row by row."""
     import torch
 
-    index = torch.arange(shape[0])
-    return {
-        part.key: parts[part.key] if part.rows is None else _at(parts[part.key], index // part.rows)
-        for part in scheme.parts("", shape)
-    }
+    index, rows = torch.arange(shape[0]), {}
+    for part in scheme.parts("", shape):
+        if part.constant is None:
+            data = part.unpack(parts[part.key]) if part.unpack else parts[part.key]
+            rows[part.key] = data if part.rows is None else _at(data, index // part.rows)
+    return rows

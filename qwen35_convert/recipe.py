@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from quant.scheme import Choices
 from qwen35_convert.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -82,9 +83,16 @@ class Quantize(_Part):
 
     scheme: str = "fp8-block"
     scale: Literal["pow2", "float32", "bfloat16"] = "pow2"
+    group: Literal[32, 64, 128] | None = None
+    symmetric: bool | None = None
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
     imatrix: str | None = None
+
+    @property
+    def choices(self) -> Choices:
+        """Return what is chosen of schemes that have a choice."""
+        return Choices(self.scale, self.group, self.symmetric)
 
     @field_validator("rules", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from formats.stored import Problem, StoredWeight
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
-from quant.scheme import Cost, Part, Shape, Usual
+from quant.scheme import Choices, Cost, Part, Shape, Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -237,9 +237,9 @@ class Fp8(Usual):
             "modules_to_not_convert": list(kept),
         }
 
-    def with_scale(self, scale: str) -> Fp8:
+    def with_choices(self, choices: Choices) -> Fp8:
         """Return the same with scales of that type. QuantError if there is none of the name."""
-        return replace(self, scale=scale)
+        return replace(self, scale=choices.scale)
 
     def beside_others(self) -> Fp8:
         """Return it under compressed-tensors' names: the official layout has no other scheme."""

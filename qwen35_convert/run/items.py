@@ -23,7 +23,7 @@ from formats.safetensors.file import torch_dtype
 from formats.tensor import DTYPE_BYTES
 from quant.errors import QuantError
 from quant.plain import PLAIN_TYPES
-from quant.scheme import Scheme
+from quant.scheme import Part, Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
@@ -312,15 +312,28 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
     scheme, prepared = item.scheme, worker.prepared.of(item)
     outputs = {output.key: output for output in item.outputs}
     at = dict.fromkeys(outputs, 0)
-    whole = {part.key for part in scheme.parts("", value.shape) if part.rows is None}
+    stored = scheme.parts("", value.shape)
+    whole = {part.key for part in stored if part.rows is None}
+    constant = _constants(stored)
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.rows(start, stop).to(worker.device)
-        parts = worker.encode(item, w, prepared)
+        parts = worker.encode(item, w, prepared) | constant
         encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
         yield Encoded(w, parts, encoded)
         for output, _, data in encoded:
             at[output.key] += 0 if output.key in whole else data.nbytes
         value.release(start, stop)
+
+
+def _constants(parts: Sequence[Part]) -> dict[str, Tensor]:
+    """Return the parts that follow from the shape."""
+    import torch
+
+    return {
+        part.key: torch.tensor(part.constant, dtype=torch_dtype(part.info.dtype))
+        for part in parts
+        if part.constant is not None
+    }
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

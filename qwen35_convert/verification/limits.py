@@ -33,6 +33,10 @@ LIMITS = {
     "f16": FACTOR * 0.00001,
     "fp8-block": FACTOR * 0.011,
     "fp8-channel": FACTOR * 0.011,
+    # 50 linears of two small trained models, the nearest codes
+    "nvfp4a16": FACTOR * 0.14,
+    "int4": FACTOR * 0.17,
+    "int8": FACTOR * 0.0020,
     "q8_0": FACTOR * 0.0017,
     "q6_k": FACTOR * 0.0064,
     "q5_k": FACTOR * 0.016,

@@ -59,6 +59,8 @@ def test_a_bundled_recipe_resolves_to_plain_values():
         "quantize": {
             "scheme": "fp8-block",
             "scale": "pow2",
+            "group": None,
+            "symmetric": None,
             "rules": (),
             "mix": "ours",
             "imatrix": None,

@@ -34,6 +34,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
         _part_names,
         _protected,
         _groups,
+        _fused_parts,
         _config_fields,
         _index,
     ):
@@ -56,10 +57,10 @@ def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
     for atom in artifact.layout.atoms.values():
         if not atom.quantized:
             continue
-        scheme = SCHEMES.get(atom.scheme, scheme_of(atom))
-        if official and scheme.config_block([]) is None:
+        scheme = SCHEMES.get(atom.scheme)
+        if official and (scheme is None or scheme.config_block([]) is None):
             continue  # engines read one scale for a tensor under either name
-        named = scheme if official else scheme.beside_others()
+        named = scheme if official and scheme else scheme_of(atom).beside_others()
         for part, name in zip(named.parts(atom.weight, (1, 1)), atom.parts, strict=True):
             if part.info.name != name:
                 problem = f"is named for another format, expected {part.info.name}"
@@ -81,6 +82,21 @@ def _groups(artifact: Checkpoint) -> Iterator[Failure]:
         if len(members) > 1:
             (one, first), (two, second) = list(members.items())[:2]
             yield Failure(first, f"is {one}, but {second}, which engines fuse with it, is {two}")
+
+
+def _fused_parts(artifact: Checkpoint) -> Iterator[Failure]:
+    """Hold parts that a fused matrix shares against each other: engines take one for all."""
+    shared: dict[tuple[str, str], tuple[str, list[float]]] = {}
+    for atom in artifact.layout.atoms.values():
+        parts = scheme_of(atom).parts("", (1, 1)) if atom.quantized else ()
+        for part, name in zip(parts, atom.parts, strict=False):
+            if not part.fused:
+                continue
+            content = artifact.load(name, artifact.read(name), ...).tolist()
+            first, expected = shared.setdefault((atom.matrix, part.key), (name, content))
+            if content != expected:
+                problem = f"is not that of {first}: engines run both with one global scale"
+                yield Failure(name, problem)
 
 
 def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:

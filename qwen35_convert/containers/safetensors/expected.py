@@ -37,7 +37,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     atoms, dropped = select(source, recipe, _dropped(recipe, namespace))
     chosen = _choose_schemes(atoms, recipe)
     used = sorted({c.scheme for c in chosen} - {KEEP})
-    schemes = get_schemes(used, recipe.quantize.scale)
+    schemes = get_schemes(used, recipe.quantize.choices)
     fused = _fuses_experts(source, recipe, atoms, chosen)
     namer = _Namer(namespace, fused=fused)
     usual = model_dtype(source) if widened else None
@@ -91,8 +91,10 @@ def _dropped(recipe: Recipe, namespace: str) -> set[str]:
 def _choose_schemes(atoms: Sequence[Atom], recipe: Recipe) -> list[Assignment]:
     """Apply the policy; what it refuses is the recipe's fault, not the input's."""
     weights = [Weight(atom.name, atom.role, atom.shape, atom.group) for atom in atoms]
+    quantize = recipe.quantize
+    policy = Policy(quantize.scheme, policy_rules(recipe), quantize.choices)
     try:
-        return assign(Policy(recipe.quantize.scheme, policy_rules(recipe)), weights)
+        return assign(policy, weights)
     except QuantError as error:
         raise RecipeError(str(error)) from None
 

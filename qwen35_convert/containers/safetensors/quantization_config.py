@@ -16,9 +16,14 @@ from typing import Any
 from formats.family.layout import Atom
 from formats.stored import KEEP
 from quant.scheme import Scheme
+from qwen35_convert.containers.safetensors.target_patterns import target_patterns
 
 Written = tuple[Atom, Scheme, str]
 COMPRESSED_TENSORS_VERSION = "0.19.0"
+# What engines take for the whole of an artifact by a module's class; others go by patterns alone:
+# with `Linear` beside patterns they take a fused layer for the class before they look at its parts.
+FLOAT = "float-quantized"
+MIXED = "mixed-precision"
 GROUP_NAMES = {"fp8-block": "FP8_BLOCK", "fp8-channel": "FP8_DYNAMIC"}
 
 
@@ -30,12 +35,16 @@ def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, 
     own = schemes[0].config_block(kept) if len(schemes) == 1 else None
     if own is not None:
         return own
+    groups = dict(_group(written, one, alone=len(schemes) == 1) for one in schemes)
+    formats = {entry.get("format", FLOAT) for entry in groups.values() if entry}
+    if formats != {FLOAT}:
+        _target_by_pattern(groups, written)
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": formats.pop() if len(formats) == 1 else MIXED,
         "quantization_status": "compressed",
         "version": COMPRESSED_TENSORS_VERSION,
-        "config_groups": dict(_group(written, one, alone=len(schemes) == 1) for one in schemes),
+        "config_groups": groups,
         "ignore": kept,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
@@ -47,7 +56,21 @@ def _group(
 ) -> tuple[str, dict[str, Any] | None]:
     targets = [module_of(stored) for _, used, stored in written if used.name == scheme.name]
     entry = scheme.config_entry(["Linear"] if alone else list(dict.fromkeys(targets)))
-    return GROUP_NAMES.get(scheme.name, scheme.name), entry
+    return _group_name(scheme), entry
+
+
+def _group_name(scheme: Scheme) -> str:
+    return GROUP_NAMES.get(scheme.name, scheme.name)
+
+
+def _target_by_pattern(groups: dict[str, Any], written: Sequence[Written]) -> None:
+    """Give each group patterns that name its modules, and no other group's."""
+    by_group: dict[str, list[str]] = {}
+    for _, scheme, stored in written:
+        if scheme.name != KEEP:
+            by_group.setdefault(_group_name(scheme), []).append(module_of(stored))
+    for name, patterns in target_patterns(by_group).items():
+        groups[name]["targets"] = patterns
 
 
 def module_of(stored: str) -> str:

@@ -1,0 +1,1 @@
+"""Four bits a weight, and eight as whole numbers, as compressed-tensors stores them."""

@@ -1,0 +1,152 @@
+"""E2M1 codes in groups of columns: what NVFP4 and MXFP4 have in common.
+
+    w ~ code * step of the group        weight_packed  U8 [N, K / 2]        weight_scale  [N, K / g]
+
+Names and layout are those of compressed-tensors, whose arithmetic the encoders follow to the byte.
+A format says how its scales follow from the largest weight of a group, and what steps they mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from formats.stored import StoredWeight
+from formats.tensor import TensorInfo
+from quant.fourbit.parts import GLOBAL, PACKED, SCALE, stored_parts
+from quant.scheme import Cost, Part, Shape, Usual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from quant.measure import Error
+
+E2M1_MAX = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4(Usual):
+    """E2M1 codes in groups; the two formats differ in their scales.
+
+    group       columns of one scale
+    scale_type  as files name it
+    config      what compressed-tensors says of the weights, beside the type
+    """
+
+    name: str
+    group: int
+    scale_type: str
+    format: str
+    config: tuple[tuple[str, Any], ...]
+
+    @property
+    def label(self) -> str:
+        """What a checkpoint of such weights is called."""
+        return self.name
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return the codes and the scales of the groups."""
+        *lead, columns = shape
+        packed = TensorInfo(name + PACKED, "U8", (*lead, columns // 2))
+        scale = TensorInfo(name + SCALE, self.scale_type, (*lead, columns // self.group))
+        return Part(PACKED, packed), Part(SCALE, scale)
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield weights whose parts have these names, types and shapes."""
+        for name, info in infos.items():
+            if info.dtype == "U8" and name.endswith(PACKED) and len(info.shape) == 2:
+                weight, shape = name.removesuffix(PACKED), (info.shape[0], info.shape[1] * 2)
+                parts = stored_parts(self, weight, shape, infos)
+                if parts:
+                    yield StoredWeight(weight, shape, "BF16", self, parts)
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why rows of this length have no whole groups, or None."""
+        if len(shape) != 2:
+            return f"{self.name} needs a matrix, its shape is {list(shape)}"
+        if shape[1] % self.group:
+            return f"{shape[1]} columns are no whole number of groups of {self.group}"
+        return None
+
+    def encode(
+        self,
+        w_NK: Tensor,
+        prepared: Tensor | None = None,
+        importance: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the nearest codes under the scales that the largest weights give."""
+        from quant.fourbit import cpu
+
+        assert importance is None, "codes are the nearest, whatever the column"
+        low, high = cpu.extremes(w_NK, self.group)
+        scale, step = self.scales(low.neg().maximum(high), prepared)
+        packed = cpu.encode_e2m1(cpu.grouped(w_NK, self.group), step).view(len(w_NK), -1)
+        return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}
+
+    def scales(self, amax_B: Tensor, prepared: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what is stored for groups with these largest weights, and their steps."""
+        raise NotImplementedError
+
+    def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the step of each group, float32 [N, G]."""
+        raise NotImplementedError
+
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return codes * step in float32."""
+        from quant.fourbit import cpu
+
+        packed, where = rows[PACKED], rows[PACKED].device
+        steps = self.steps(rows).reshape(-1).contiguous().cpu()
+        values = cpu.decode_e2m1(cpu.grouped(packed, self.group // 2), steps)
+        return values.view(len(packed), -1).to(where)
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far the decoded rows are from the weight."""
+        from quant.measure import measure
+
+        return measure(w_NK, self.decode(rows))
+
+    def compare(
+        self,
+        w_NK: Tensor,
+        rows: Mapping[str, Tensor],
+        _importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far rows are from the weight, and which strips no right encoder leaves."""
+        import torch
+
+        from quant.fourbit.judge import judge_rows
+
+        decoded = self.decode(rows)
+        own = self.decode(self.encode(w_NK, rows.get(GLOBAL)))
+        size, steps = decoded.abs(), self.steps(rows).repeat_interleave(self.group, 1)
+        gap = torch.where(
+            size < 2 * steps, steps / 2, torch.where(size < 4 * steps, steps, 2 * steps)
+        )
+        return judge_rows(w_NK, decoded, own, gap)
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its groups, and a gain or a bias of the whole."""
+        from quant.fourbit.judge import judge_whole
+
+        return judge_whole(error)
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what is held: packed codes, values, groups in bfloat16; both sides in float64."""
+        return Cost(1 + 4 + 4 + (4 if moved else 0), 8, 104)
+
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Return compressed-tensors' group: weights alone."""
+        common = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": self.group}
+        return {
+            "targets": list(modules),
+            "format": self.format,
+            "weights": common | dict(self.config) | {"dynamic": False},
+            "input_activations": None,
+            "output_activations": None,
+        }

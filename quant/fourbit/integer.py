@@ -1,0 +1,328 @@
+"""Whole numbers as schemes: four bits in groups of columns, eight bits in rows.
+
+    int4   a step for each group of 128 (or `group`) columns; eight codes to a word of 32 bits
+    int8   a step for each row; engines take the inputs in eight bits too, token by token
+
+    weight_packed  I32 [N, K / 8]   element i of a row at bits 4 (i % 8) of word i // 8, plus 8
+    weight         I8 [N, K]        of int8
+    weight_scale   BF16 [N, G]      weight_zero_point  I32 [N / 8, G]      weight_shape  I64 [2]
+
+Symmetric: w ~ code * step. The step of int4 has a sign: the largest weight becomes -8, the longer
+end, which leaves a tenth less error than making it 7.5. Asymmetric: w ~ (code - zero) * step, the
+zero points packed along rows, plus 8. Steps are rounded to bfloat16 before codes are taken.
+
+Names and layout are those of compressed-tensors (`pack-quantized`, `int-quantized`).
+Source: compressed-tensors at 0.20, `pack_to_int32`, `calculate_qparams`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from formats.stored import StoredWeight
+from formats.tensor import TensorInfo
+from quant.errors import QuantError
+from quant.fourbit.parts import PACKED, SCALE, SHAPE, ZERO, stored_parts
+from quant.scheme import Choices, Cost, Part, Shape, Usual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from quant.measure import Error
+    from quant.scheme import Scheme
+
+CODES = "codes"
+# Groups that engines have kernels for: Marlin's, Machete's.
+GROUPS = (32, 64, 128)
+IN_A_WORD = 8
+SCALE_TYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps(Usual):
+    """Whole numbers of so many bits, and a step for each group of columns (None: each row)."""
+
+    name: str
+    bits: int
+    group: int | None
+
+    @property
+    def label(self) -> str:
+        """What a checkpoint of such weights is called."""
+        return self.name
+
+    def size(self, columns: int) -> int:
+        """Return the columns of one group."""
+        return self.group or columns
+
+    def encode(
+        self,
+        w_NK: Tensor,
+        _prepared: None = None,
+        importance: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the nearest codes under the steps that the largest weights give."""
+        from quant.fourbit import cpu
+
+        assert importance is None, "codes are the nearest, whatever the column"
+        size = self.size(w_NK.shape[1])
+        step, zero = self.steps(*cpu.extremes(w_NK, size))
+        codes = cpu.encode_int(cpu.grouped(w_NK, size), step, zero, self.bits).view(w_NK.shape)
+        return self.stored(codes, step.view(len(w_NK), -1), zero.view(len(w_NK), -1))
+
+    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return step and zero point of groups whose weights lie between these."""
+        raise NotImplementedError
+
+    def stored(self, codes_NK: Tensor, step_NG: Tensor, zero_NG: Tensor) -> dict[str, Tensor]:
+        """Return the parts of rows."""
+        raise NotImplementedError
+
+    def codes(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the codes of rows, int8 [N, K]."""
+        raise NotImplementedError
+
+    def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return (codes - zero) * step in float32."""
+        from quant.fourbit import cpu
+
+        step, codes = rows[SCALE].float(), self.codes(rows).cpu()
+        zero = rows[ZERO].float() if ZERO in rows else step * 0
+        groups = cpu.grouped(codes, codes.shape[1] // step.shape[1])
+        flat = (x.reshape(-1).contiguous().cpu() for x in (step, zero))
+        return cpu.decode_int(groups, *flat).view(codes.shape).to(rows[SCALE].device)
+
+    def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
+        """Return how far the decoded rows are from the weight."""
+        from quant.measure import measure
+
+        return measure(w_NK, self.decode(rows))
+
+    def compare(
+        self,
+        w_NK: Tensor,
+        rows: Mapping[str, Tensor],
+        _importance: Tensor | None = None,
+        *,
+        weighed: bool = False,
+    ) -> Error:
+        """Return how far rows are from the weight, and which strips no right encoder leaves."""
+        from quant.fourbit.judge import judge_rows
+
+        own = self.decode(self._apart(self.encode(w_NK)))
+        gap = rows[SCALE].float().abs().repeat_interleave(w_NK.shape[1] // rows[SCALE].shape[1], 1)
+        return judge_rows(w_NK, self.decode(rows), own, gap)
+
+    def judge(self, error: Error) -> list[str]:
+        """Return the faults of its groups, and a gain or a bias of the whole."""
+        from quant.fourbit.judge import judge_whole
+
+        return judge_whole(error)
+
+    def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
+        """Return steps that are not finite, or zero."""
+        step = rows[SCALE].float()
+        bad = int((~(step.isfinite() & (step != 0))).sum())
+        return {SCALE: ("scales that are not finite, or zero", bad)} if bad else {}
+
+    def cost(self, *, moved: bool) -> Cost:
+        """Return what is held: codes, values, groups in bfloat16; both sides in float64."""
+        return Cost(1 + 4 + 4 + (4 if moved else 0), 8, 104)
+
+    def _apart(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from quant.stored import each_row
+
+        count = parts[SCALE].shape[0]
+        return each_row(cast("Scheme", self), parts, (count, self.codes(parts).shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Int4(Steps):
+    """Four bits in groups, eight codes to a word.
+
+    symmetric   whether there are no zero points
+    scale_type  as files name it
+    """
+
+    symmetric: bool = True
+    scale_type: str = "BF16"
+    row_multiple: int = IN_A_WORD  # zero points of eight rows share a word
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return codes, steps, the shape, and zero points if there are any."""
+        *lead, rows, columns = shape
+        grid = (*lead, rows, columns // self.size(columns))
+        packed = TensorInfo(name + PACKED, "I32", (*lead, rows, columns // IN_A_WORD))
+        parts = [
+            Part(PACKED, packed),
+            Part(SCALE, TensorInfo(name + SCALE, self.scale_type, grid)),
+            Part(SHAPE, TensorInfo(name + SHAPE, "I64", (2,)), constant=(rows, columns), rows=None),
+        ]
+        if not self.symmetric:
+            zero = TensorInfo(name + ZERO, "I32", (*lead, rows // IN_A_WORD, grid[-1]))
+            parts.append(Part(ZERO, zero, unpack=_unpack_rows))
+        return tuple(parts)
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield packed codes with steps for whole groups of columns."""
+        for name, info in infos.items():
+            weight, scale = name.removesuffix(PACKED), infos.get(name.removesuffix(PACKED) + SCALE)
+            if name == weight or info.dtype != "I32" or len(info.shape) != 2 or scale is None:
+                continue
+            shape, groups = (info.shape[0], info.shape[1] * IN_A_WORD), scale.shape[-1:]
+            if groups in ((), (0,)) or shape[1] % groups[0] or scale.dtype not in SCALE_TYPES:
+                continue
+            group, symmetric = shape[1] // groups[0], weight + ZERO not in infos
+            form = replace(self, group=group, symmetric=symmetric, scale_type=scale.dtype)
+            parts = stored_parts(form, weight, shape, infos)
+            if parts:
+                yield StoredWeight(weight, shape, "BF16", form, parts)
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why this shape has no whole groups or words, or None."""
+        if len(shape) != 2:
+            return f"{self.name} needs a matrix, its shape is {list(shape)}"
+        if shape[1] % self.size(shape[1]) or shape[1] % IN_A_WORD:
+            return f"{shape[1]} columns are no whole number of groups of {self.size(shape[1])}"
+        if not self.symmetric and shape[0] % IN_A_WORD:
+            return f"zero points of {IN_A_WORD} rows share a word, it has {shape[0]} rows"
+        return None
+
+    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return steps that make the largest weight -8, or 15 of them from the least to it."""
+        import torch
+
+        if self.symmetric:
+            largest = torch.where(high_B > -low_B, high_B, low_B)
+            step = _stored_step(largest / -8)
+            return step, torch.zeros_like(step)
+        step = _stored_step((high_B - low_B) / 15)
+        return step, (-8 - low_B / step).clamp(-8, 7).round()
+
+    def stored(self, codes_NK: Tensor, step_NG: Tensor, zero_NG: Tensor) -> dict[str, Tensor]:
+        """Return packed codes, steps, and packed zero points if there are any."""
+        import torch
+
+        from quant.fourbit import cpu
+
+        parts = {PACKED: cpu.pack_int4(codes_NK), SCALE: step_NG.to(torch.bfloat16)}
+        return parts if self.symmetric else parts | {ZERO: _pack_rows(zero_NG)}
+
+    def codes(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the codes of rows, int8 [N, K]."""
+        from quant.fourbit import cpu
+
+        return cpu.unpack_int4(rows[PACKED])
+
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Return compressed-tensors' group: weights alone."""
+        grouped = {"strategy": "group", "group_size": self.group, "symmetric": self.symmetric}
+        weights = {"num_bits": 4, "type": "int"} | grouped | {"dynamic": False}
+        return _entry(modules, "pack-quantized", weights, None)
+
+    def with_choices(self, choices: Choices) -> Int4:
+        """Return it with this group and these zero points. QuantError for a group none runs."""
+        group = choices.group or self.group
+        if group not in GROUPS:
+            known = ", ".join(map(str, GROUPS))
+            raise QuantError(f"group is {group}, expected one that engines run: {known}")
+        symmetric = self.symmetric if choices.symmetric is None else choices.symmetric
+        return replace(self, group=group, symmetric=symmetric)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8(Steps):
+    """Eight bits, a step for each row."""
+
+    scale_type: str = "BF16"
+
+    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
+        """Return codes and steps."""
+        steps = TensorInfo(name + SCALE, self.scale_type, (*shape[:-1], 1))
+        return Part(CODES, TensorInfo(name, "I8", tuple(shape))), Part(SCALE, steps)
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield codes with a step for each row."""
+        for name, info in infos.items():
+            scale = infos.get(name + SCALE)
+            if info.dtype != "I8" or len(info.shape) != 2 or scale is None:
+                continue
+            form = replace(self, scale_type=scale.dtype)
+            parts = stored_parts(form, name, info.shape, infos)
+            if parts and scale.dtype in SCALE_TYPES:
+                yield StoredWeight(name, info.shape, "BF16", form, parts)
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why the kernels cannot take this shape, or None."""
+        if len(shape) != 2:
+            return f"{self.name} needs a matrix, its shape is {list(shape)}"
+        odd = [str(size) for size in shape if size % 16]
+        need = "INT8 kernels need rows and columns divisible by 16"
+        return f"{need}, its shape is {list(shape)}" if odd else None
+
+    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return steps that make the largest weight 127.5."""
+        step = _stored_step(high_B.maximum(-low_B) / 127.5)
+        return step, step * 0
+
+    def stored(self, codes_NK: Tensor, step_NG: Tensor, _zero_NG: Tensor) -> dict[str, Tensor]:
+        """Return codes and steps."""
+        import torch
+
+        return {CODES: codes_NK, SCALE: step_NG.to(torch.bfloat16)}
+
+    def codes(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the codes of rows, int8 [N, K]."""
+        return rows[CODES]
+
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Return compressed-tensors' group: weights in rows, inputs token by token."""
+        common = {"num_bits": 8, "type": "int", "symmetric": True}
+        weights = common | {"strategy": "channel", "dynamic": False}
+        inputs = common | {"strategy": "token", "dynamic": True}
+        return _entry(modules, "int-quantized", weights, inputs)
+
+
+def _entry(
+    modules: Sequence[str], form: str, weights: dict[str, Any], inputs: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "targets": list(modules),
+        "format": form,
+        "weights": weights,
+        "input_activations": inputs,
+        "output_activations": None,
+    }
+
+
+def _stored_step(step: Tensor) -> Tensor:
+    """Return steps as bfloat16 holds them, in float32; 1 for groups of zeros."""
+    import torch
+
+    rounded = step.to(torch.bfloat16).float()
+    return torch.where(rounded == 0, 1.0, rounded)
+
+
+def _pack_rows(zero_NG: Tensor) -> Tensor:
+    """Return the zero points of eight rows in one word, int32 [N / 8, G]."""
+    import torch
+
+    words = (zero_NG.long() + 8).reshape(-1, IN_A_WORD, zero_NG.shape[1])
+    shifted = words << (4 * torch.arange(IN_A_WORD))[:, None]
+    return shifted.sum(1).to(torch.int32)
+
+
+def _unpack_rows(words: Tensor) -> Tensor:
+    """Return the zero points of each row, int32 [N, G]."""
+    import torch
+
+    apart = words[:, None] >> (4 * torch.arange(IN_A_WORD, dtype=torch.int32))[:, None]
+    return ((apart & 15) - 8).flatten(0, 1)
+
+
+INT4 = Int4("int4", 4, 128)
+INT8 = Int8("int8", 8, None)
