@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from formats.stored import KEEP
 from quant.errors import QuantError
 from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml.scheme import GgmlTypes
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from quant.scheme import Choices, Scheme
 
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, INT4, INT8)
+    scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, MXFP4, INT4, INT8)
 }
-RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, INT4, INT8, Plain()]
+RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, MXFP4, INT4, INT8, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
 

@@ -13,7 +13,7 @@ from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.stored import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 
-RECIPES = ("nvfp4a16", "int4", "int4-g32", "int8", "nvfp4-mixed", "int4-mixed")
+RECIPES = ("nvfp4a16", "mxfp4a16", "int4", "int4-g32", "int8", "nvfp4-mixed", "int4-mixed")
 DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
 FAST = q.RunOptions(workers=1)
 
@@ -43,7 +43,7 @@ def test_an_artifact_is_proven_with_its_receipt_and_without(made, nano_path, tmp
 
 
 @pytest.mark.filterwarnings("ignore:You passed")
-@pytest.mark.parametrize("recipe", RECIPES[:4])
+@pytest.mark.parametrize("recipe", RECIPES[:5])
 def test_transformers_reads_the_values_that_we_read(made, recipe):
     transformers = pytest.importorskip("transformers")
     config = transformers.CompressedTensorsConfig(dequantize=True)

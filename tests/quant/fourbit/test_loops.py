@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from quant.errors import QuantError
 from quant.fourbit import cpu, reference
 from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.scheme import Choices
 from quant.stored import each_row
 
 DTYPES = (torch.bfloat16, torch.float32)
-FORMS = (NVFP4, INT4, INT4.with_choices(Choices(group=32, symmetric=False)), INT8)
+FORMS = (NVFP4, MXFP4, INT4, INT4.with_choices(Choices(group=32, symmetric=False)), INT8)
 
 
 def random(seed: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

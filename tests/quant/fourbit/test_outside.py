@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE, SHAPE, ZERO
 from quant.scheme import Choices
@@ -59,6 +60,16 @@ def test_nvfp4_is_theirs_to_the_byte():
     assert same(ours[PACKED], theirs["weight_packed"])
     assert same(ours[SCALE], theirs["weight_scale"])
     assert same(ours[GLOBAL], theirs["weight_global_scale"])
+
+
+def test_mxfp4_is_theirs_to_the_byte():
+    w = weights()
+    groups = w.unflatten(1, (-1, 32))
+    scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme_of(MXFP4).weights)
+    ours = MXFP4.encode(w)
+    theirs = compressed(MXFP4, w, _scale=scale.float())
+    assert same(ours[PACKED], theirs["weight_packed"])
+    assert same(ours[SCALE], theirs["weight_scale"])
 
 
 @pytest.mark.parametrize("scheme", [INT4, ASYMMETRIC], ids=["symmetric", "asymmetric"])
