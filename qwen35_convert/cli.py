@@ -138,7 +138,9 @@ def convert(
 def quantize(
     source: Source,
     out: Out,
-    scheme: Annotated[str, typer.Option(help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.")],
+    scheme: Annotated[
+        str, typer.Option(help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.")
+    ],
     set_: Set = None,
     plan: PlanOnly = False,
     workers: Workers = None,
