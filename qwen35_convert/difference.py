@@ -8,7 +8,7 @@ Floats are compared as they are written: one that went through float32 is not th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import isclose
 from typing import Any
 
@@ -65,6 +65,14 @@ def first(sentences: Iterator[str], most: int = MOST) -> Iterator[str]:
     yield from listed[:most]
     if len(listed) > most:
         yield f"and {len(listed) - most} more differences"
+
+
+def misplaced(got: Sequence[str], expected: Sequence[str]) -> Iterator[str]:
+    """Yield which of the same things is the first that lies in another place."""
+    for one, other in zip(got, expected, strict=False):
+        if one != other:
+            yield f"{one} lies where {other} is expected"
+            return
 
 
 def of_file(name: str, got: bytes, expected: bytes) -> Iterator[str]:

@@ -7,18 +7,20 @@ before, so that all meet in one table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from formats.family.config import Config
-from formats.family.names import rename
+from formats.family.names import place_beside, prefixes, rename
 from formats.family.ops import AddOne, Op, Permute, Shape
 from formats.family.rules import Slot, template
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 
 HUB_DIALECT, MLX = "hub", "mlx"
+CONV1D = "layers.#.linear_attn.conv1d.weight"
 MLX_CONV1D = (0, 2, 1)
 MLX_CONV3D = (0, 4, 1, 2, 3)
 
@@ -35,6 +37,13 @@ class Dialect(Protocol):
         self, infos: Mapping[str, TensorInfo], config: Config
     ) -> tuple[dict[str, str], list[Problem]]:
         """Map each name of the table to its stored name; two stored names for one are a problem."""
+        ...
+
+    def spelling(self, names: Mapping[str, str], config: Config) -> Callable[[str], str]:
+        """Return what gives the name that a tensor of the table has, or would have, in the file.
+
+        names  stored names by names of the table
+        """
         ...
 
     def stored_shape(self, slot: Slot, shape: Shape) -> Shape:
@@ -54,8 +63,7 @@ def dialect_of(held: Mapping[str, TensorInfo], config: Config) -> Dialect:
     `held` maps the table's names to what is stored.
     """
     moved = (config.sizes["K"], 1)
-    key = "layers.#.linear_attn.conv1d.weight"
-    convs = [info for hub, info in held.items() if template(hub)[0] == key]
+    convs = [info for hub, info in held.items() if template(hub)[0] == CONV1D]
     moved_all = all(info.shape[1:] == moved for info in convs)
     return MlxDialect() if convs and moved_all and moved != (1, 1) else HubDialect()
 
@@ -70,6 +78,10 @@ class _Namespaced:
     ) -> tuple[dict[str, str], list[Problem]]:
         """Strip the namespaces."""
         return rename(infos)
+
+    def spelling(self, names: Mapping[str, str], _config: Config) -> Callable[[str], str]:
+        """Put a tensor into the namespace of those that are stored."""
+        return partial(place_beside, prefixes(names))
 
 
 @dataclass(frozen=True, slots=True)

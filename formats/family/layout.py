@@ -12,11 +12,11 @@ without a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from formats.family.config import Config
-from formats.family.dialects import HUB_DIALECT, MLX, Dialect, dialect_of
+from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
 from formats.family.names import FP32_HOLDER, HUB, TEXT, leftover, rename
 from formats.family.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
 from formats.family.roles import ROLES
@@ -73,13 +73,17 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a checkpoint is, and its atoms in the family's order."""
+    """What a checkpoint is, and its atoms in the family's order.
+
+    spelling  gives the stored name of a tensor of the table, or what it would be
+    """
 
     kind: str
     form: Form
     atoms: dict[str, Atom]
     tied: bool
     quantized: str | None
+    spelling: Callable[[str], str]
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -121,7 +125,8 @@ def recognise(
     form = _form([*weights, *unclaimed], config)
     dialect = dialect or dialect_of(held, config)
     slots = {slot.hub: slot for slot in family(config.sizes, config.layer_types, form)}
-    matches = _Matches(config, held, weights, recognisers, dialect)
+    spelling = dialect.spelling(names, config)
+    matches = _Matches(config, held, weights, recognisers, dialect, spelling)
     atoms, problems = matches.cut(slots)
     problems = list(
         dict.fromkeys(
@@ -130,13 +135,14 @@ def recognise(
     )
     tied, tie_notes, tie_problems = _tied(config, form)
     if dialect.kind == MLX and form.mtp_layers:
-        problems.append(MLX_MTP)
+        problems.append(_from_mlx(held))
     return Layout(
         kind=_kind(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
         form=form,
         atoms=atoms,
         tied=tied,
         quantized=_quantized(atoms),
+        spelling=matches.spelling,
         notes=tie_notes + _notes(held, config, form, mlx=dialect.kind == MLX),
         problems=problems + tie_problems,
     )
@@ -172,11 +178,13 @@ def _unclaimed(held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeigh
     return [hub for hub, info in held.items() if info.name not in claimed]
 
 
-MLX_MTP = Problem(
-    "mtp.norm.weight",
-    "comes from an MLX checkpoint, whose MTP norms may or may not be shifted",
-    "convert the original checkpoint",
-)
+def _from_mlx(held: Mapping[str, TensorInfo]) -> Problem:
+    conv = next(info for hub, info in held.items() if template(hub)[0] == CONV1D)
+    problem = (
+        f"has shape {list(conv.shape)}, as in an MLX checkpoint, "
+        "whose MTP norms may or may not be shifted"
+    )
+    return Problem(conv.name, problem, "convert the original checkpoint")
 
 
 def _form(names: Sequence[str], config: Config) -> Form:
@@ -209,6 +217,7 @@ class _Matches:
     weights: Mapping[str, StoredWeight]
     recognisers: Sequence[Recogniser]
     dialect: Dialect
+    spelling: Callable[[str], str]
 
     def cut(self, slots: Mapping[str, Slot]) -> tuple[dict[str, Atom], list[Problem]]:
         """Return the atoms of every place that is filled, and what is wrong with the others."""
@@ -230,7 +239,7 @@ class _Matches:
         for hub in slots:
             if hub not in self.weights and hub not in self.held:
                 other = ", or remove the other mtp tensors" if hub.startswith("mtp.") else ""
-                yield Problem(hub, "is missing", again + other)
+                yield Problem(self.spelling(hub), "is missing", again + other)
         for hub in (*self.weights, *unclaimed):
             if hub not in slots:
                 reason = _unplaced(hub, self.config)

@@ -12,7 +12,7 @@ Names are compared segment by segment, never by substring or by offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from formats.stored import Problem
 from formats.tensor import TensorInfo
@@ -24,6 +24,7 @@ FP32_HOLDER = "_fp32_params"
 TEXT, HUB = "text", "hub"
 PREFIXES = {TEXT: "model.", HUB: "model.language_model."}
 TOP_LEVEL = ("lm_head", "mtp")
+TRUNK = ("layers", "embed_tokens", "norm")
 
 
 # last segment of a name: what wrote it
@@ -69,6 +70,29 @@ def place(hub: str, namespace: str) -> str:
     if head in TOP_LEVEL:
         return hub
     return ("model." if head == "visual" else PREFIXES[namespace]) + hub
+
+
+def prefixes(names: Mapping[str, str]) -> dict[str, str]:
+    """Return what precedes the trunk, the head, MTP and vision where they are stored.
+
+    names  stored names by names of the table
+    """
+    found: dict[str, str] = {}
+    for hub, stored in names.items():
+        if stored.endswith(hub):  # others have something inside, too
+            found.setdefault(_part(hub), stored.removesuffix(hub))
+    return found
+
+
+def place_beside(found: Mapping[str, str], hub: str) -> str:
+    """Return the table's name as it would stand beside tensors that have these prefixes."""
+    prefix = found.get(_part(hub))
+    return place(hub, TEXT) if prefix is None else prefix + hub
+
+
+def _part(hub: str) -> str:
+    head = hub.split(".", 1)[0]
+    return "trunk" if head in TRUNK else head
 
 
 def leftover(info: TensorInfo) -> Problem | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from formats.family.config import Config
 from formats.family.names import rename
 from formats.family.ops import Op, Shape, Squeeze, Unsqueeze
 from formats.family.rules import Slot
-from formats.gguf.names import FUSED_EXPERTS, hub_name, ops_from_gguf
+from formats.gguf.names import FUSED_EXPERTS, hub_name, ops_from_gguf, spell
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 
@@ -34,6 +35,10 @@ class GgufDialect:
         renamed, problems = rename(stored.values())
         by_hub = {hub: name for name, hub in stored.items()}
         return {hub: by_hub[name] for hub, name in renamed.items()}, problems
+
+    def spelling(self, _names: Mapping[str, str], config: Config) -> Callable[[str], str]:
+        """Return the table's other column."""
+        return partial(spell, num_layers=len(config.layer_types))
 
     def stored_shape(self, slot: Slot, shape: Shape) -> Shape:
         """Return the table's shape without the axes that are dropped."""

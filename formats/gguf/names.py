@@ -37,6 +37,15 @@ def gguf_name(hub: str, num_layers: int) -> tuple[str, int | None]:
     return (name if block is None else f"blk.{block}.{name}"), expert
 
 
+def spell(hub: str, num_layers: int) -> str:
+    """Return the GGUF name of a tensor of the table; of the vision tower, which has none, its own.
+
+    >>> spell("layers.3.mlp.experts.7.up_proj.weight", 40)
+    'blk.3.ffn_up_exps.weight'
+    """
+    return gguf_name(hub, num_layers)[0] or hub
+
+
 def _block(key: str, numbers: tuple[int, ...], num_layers: int) -> int | None:
     if key.startswith("layers.#."):
         return numbers[0]

@@ -45,7 +45,8 @@ def missing_atoms(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]
         head = name.split(".", 1)[0]
         whole = head in ("visual", "mtp") and not any(n.split(".", 1)[0] == head for n in ours)
         if name not in ours and not whole:
-            yield Failure(atom.stored, "is in the source, but not in the artifact")
+            stored = artifact.layout.spelling(atom.hub)
+            yield Failure(stored, "is in the source, but not in the artifact")
     for name, atom in ours.items():
         if name not in theirs:
             yield Failure(atom.stored, "is in the artifact, but not in the source")

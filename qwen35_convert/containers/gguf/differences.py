@@ -19,7 +19,7 @@ from formats.gguf.header import parse_header
 from formats.gguf.metadata import text_metadata
 from formats.gguf.tokenizer import tokenizer_metadata
 from qwen35_convert.containers.gguf.mmproj import read_generation
-from qwen35_convert.difference import ABSENT, differences, first, near
+from qwen35_convert.difference import ABSENT, differences, first, misplaced, near
 from qwen35_convert.failure import Failure
 
 # Keys that say where a file came from; nothing is computed from them.
@@ -38,11 +38,11 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
     for pairs in keys:
         pairs.pop(TITLE, None)
     yield from first(_by_key(*keys))
-    tensors = (
+    tensors = [
         {n: [i.dtype, list(i.shape)] for n, i in infos.items()}
         for infos in (file.infos, head.infos)
-    )
-    yield from first(_by_key(*tensors))
+    ]
+    yield from list(first(_by_key(*tensors))) or misplaced(*map(list, tensors))
 
 
 def _by_key(got: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:

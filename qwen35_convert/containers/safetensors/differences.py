@@ -14,7 +14,7 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from formats.safetensors.folder import CONFIG
 from qwen35_convert.containers.safetensors.config_differences import config_sentences
-from qwen35_convert.difference import differences, first
+from qwen35_convert.difference import differences, first, misplaced
 from qwen35_convert.failure import Failure
 
 
@@ -23,11 +23,18 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         got, wanted = json.loads(file.read(length)), json.loads(expected[8:])
+    orders = _in_order(got), _in_order(wanted)
     for tensors in (got, wanted):
         for entry in tensors.values():
             entry.pop("data_offsets", None)
-    sentences = list(first(differences(got, wanted)))
-    yield from sentences or ["has its tensors in another order than the recipe writes them"]
+    sentences = list(first(differences(got, wanted))) or list(misplaced(*orders))
+    yield from sentences or ["has a header that is written otherwise: it says the same"]
+
+
+def _in_order(header: Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors as they lie in a file."""
+    tensors = [name for name in header if name != "__metadata__"]
+    return sorted(tensors, key=lambda name: header[name]["data_offsets"])
 
 
 def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
