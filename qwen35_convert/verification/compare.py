@@ -7,7 +7,7 @@ of a quantised weight must be what a right encoder may have made of it (each sch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,8 +63,8 @@ def compare_atom(
     pair = _Pair(artifact, source, open_value(artifact, atom), open_value(source, origin))
     if not atom.quantized:
         return Compared(*line, Error(), () if pair.equal() else ("is not the source's",))
-    error, scheme = pair.error(importance), pair.ours.scheme
-    return Compared(*line, error, tuple(scheme.judge(error)), not scheme.bounded)
+    error, faults = pair.judged(importance)
+    return Compared(*line, error, faults, not pair.ours.scheme.bounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,25 @@ class _Pair:
     ours: Value
     theirs: Value
 
-    def error(self, importance: Tensor | None) -> Error:
-        """Return the error of a quantised weight, in the order in which its columns are stored."""
+    def judged(self, importance: Tensor | None) -> tuple[Error, tuple[str, ...]]:
+        """Return the error of a quantised weight, and what is wrong with it.
+
+        A source that is quantised has two readings: as its model computes with it, and in float32.
+        """
+        error = self._error(self.theirs.rows, importance)
+        faults = tuple(self.ours.scheme.judge(error))
+        if faults and self.theirs.atom.quantized:
+            exact = self._error(self.theirs.exact, importance)
+            if not self.ours.scheme.judge(exact):
+                return exact, ()
+        return error, faults
+
+    def _error(self, read: Callable[[int, int], Tensor], importance: Tensor | None) -> Error:
+        """Return the error in the order in which columns are stored."""
         total, scheme = Error(), self.ours.scheme
         weighed = container_of(self.artifact).weighed(self.artifact)
         for rows in self._chunks():
-            w = self.ours.in_stored_order(self.theirs.rows(*rows))
+            w = self.ours.in_stored_order(read(*rows))
             total += scheme.compare(w, self.ours.stored(*rows), importance, weighed=weighed)
         return total
 

@@ -18,7 +18,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Shape, Unstack
 from quant.stored import open_value
-from qwen35_convert.containers.registry import container_of
+from qwen35_convert.verification.kept_types import recast
 from qwen35_convert.verification.row_order import describe, find_order
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Examiner:
     def _examine(self, mine: Atom, origin: Atom, faults: list[str]) -> Cause:
         if mine.shape != origin.shape:
             return Cause(f"has shape {list(mine.shape)}, the source has {list(origin.shape)}")
-        recast = container_of(self.artifact).widens or container_of(self.source).widens
-        if not recast and mine.dtype != origin.dtype:
-            return Cause(f"is {mine.dtype}, but the source has {origin.dtype}")
+        cast = recast(self.artifact, self.source, mine.name)
+        if cast:
+            return Cause(cast)
         if prod(mine.shape) > MAX_ELEMENTS:
             why = "; ".join([*faults, "it is too large to be held whole and examined"])
             return Cause(f"differs from the source: {why}", vague=True)

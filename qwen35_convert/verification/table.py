@@ -19,6 +19,7 @@ from qwen35_convert.run.threads import each, one_torch_thread
 from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
 from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
+from qwen35_convert.verification.kept_types import type_failures
 from qwen35_convert.verification.logits import check_logits
 from qwen35_convert.verification.proof import Proof
 from qwen35_convert.verification.receipts import output_failures, source_failures
@@ -76,6 +77,7 @@ def _coverage(proof: Proof) -> Iterator[Failure]:
     assert proof.source is not None, "it is needed"
     if not proof.checks.partial:
         yield from missing_atoms(proof.artifact, proof.source)
+    yield from type_failures(proof.artifact, proof.source)
 
 
 def _outputs(proof: Proof) -> Iterator[Failure]:

@@ -11,12 +11,13 @@ from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, first_file, open_gguf, whole_path
 from formats.gguf.file import SHARD, GgufFile
-from quant.measure import same_bits, within
+from quant.measure import within
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
 from qwen35_convert.containers.gguf.differences import config_differences, header_differences
 from qwen35_convert.containers.gguf.expected import make_gguf_plan
 from qwen35_convert.containers.gguf.importance import USED
+from qwen35_convert.containers.gguf.kept import holds
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
@@ -100,13 +101,14 @@ class GgufFiles:
         return USED in first_file(artifact).kv
 
     def same(self, ours: Value, theirs: Value, rows: tuple[int, int], *, widened: bool) -> bool:
-        """Whether rows are equal after the cast, and what the transforms round."""
-        del widened  # it has types of its own in any case
-        left, right = ours.rows(*rows), theirs.rows(*rows)
-        slack = ROLES[ours.atom.role].gguf_slack
-        if slack is None:
-            return same_bits(left, right.to(left.dtype))
-        return within(left, right, slack)
+        """Whether the file holds what its transforms make of the source's rows, rounded once.
+
+        What a GGUF source has rounded itself may differ by that.
+        """
+        if holds(ours, theirs, rows):
+            return True
+        slack = ROLES[ours.atom.role].gguf_slack if widened else None
+        return slack is not None and within(ours.rows(*rows), theirs.rows(*rows), slack)
 
     def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
         """Return the parts, and the vision file if there is one."""

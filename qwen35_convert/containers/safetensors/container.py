@@ -27,7 +27,16 @@ from qwen35_convert.write.receipt import RECEIPT
 from qwen35_convert.write.sink import FolderSink, check_out
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quant.stored import Value
+
+
+def _is_wide(rows: Tensor) -> bool:
+    """Whether rows are of the type that holds all numbers of the others."""
+    import torch
+
+    return rows.dtype == torch.float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +99,14 @@ class SafetensorsFolder:
         return False
 
     def same(self, ours: Value, theirs: Value, rows: tuple[int, int], *, widened: bool) -> bool:
-        """Whether rows are equal bit for bit, after the cast if the source's are wider.
+        """Whether rows are equal bit for bit, after the cast if either side's are wider.
 
         What a wider container rounds on the way there and back may differ by that.
         """
         left, right = ours.rows(*rows), theirs.rows(*rows)
-        if same_bits(left, right.to(left.dtype) if widened else right):
+        if same_bits(left, right.to(left.dtype) if widened or _is_wide(left) else right):
+            return True
+        if _is_wide(left) and same_bits(left, theirs.exact(*rows).float()):
             return True
         slack = ROLES[ours.atom.role].gguf_slack if widened else None
         return slack is not None and within(left, right, slack)
