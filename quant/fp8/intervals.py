@@ -59,6 +59,44 @@ def differ_in_bfloat16(w, codes, scale, block_rows, block_cols, counts):
             counts[i, k] += _differ(w, codes, r, c, min(u64(c + LANES), num_cols), scale[i, k])
 
 
+@loop
+def count_ties(w, codes, scale, block_rows, block_cols, counts):
+    """Fill in the ties of each block, [R, C, 5]: those whose code is odd, and by direction.
+
+    A tie is a weight that lies as near to another code. Directions are positive ones down and up,
+    negative ones down and up in magnitude.
+    """
+    num_cols = u64(w.shape[1])
+    counts[:] = 0
+    for r in range(u64(w.shape[0])):
+        for c in range(u64(0), num_cols, LANES):
+            i, k = u64(r // block_rows), u64(c // block_cols)
+            stop = min(u64(c + LANES), num_cols)
+            odd, down, up, minus_down, minus_up = _ties_of(w, codes, r, c, stop, scale[i, k])
+            counts[i, k, 0] += odd
+            counts[i, k, 1] += down
+            counts[i, k, 2] += up
+            counts[i, k, 3] += minus_down
+            counts[i, k, 4] += minus_up
+
+
+@inline
+def _ties_of(w, codes, r, start, stop, scale):
+    """Return the counts of a segment."""
+    odd, down, up, minus_down, minus_up = u8(0), u8(0), u8(0), u8(0), u8(0)
+    for j in range(start, stop):
+        ratio = f32(as_float(w[r, j]) / scale)
+        size, code = abs(ratio), u32(codes[r, j] & u8(0x7F))
+        above, below = _ties(code)
+        minus = u8(ratio < f32(0))
+        plus = u8(ratio > f32(0))
+        lower, upper = u8(size == above), u8(size == below)
+        odd = u8(odd + u8(u8(lower | upper) & u8(code & u32(1))))
+        down, up = u8(down + u8(lower & plus)), u8(up + u8(upper & plus))
+        minus_down, minus_up = u8(minus_down + u8(lower & minus)), u8(minus_up + u8(upper & minus))
+    return odd, down, up, minus_down, minus_up
+
+
 @inline
 def _differ(w, codes, r, start, stop, scale):
     """Return how many codes of a segment are not the nearest, of two the even one."""

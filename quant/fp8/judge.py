@@ -8,6 +8,8 @@ block; with 16384 weights to a block they agree to about 1e-5. Then
     scale   s is in [low, high]; or it is the bfloat16 nearest to a scale in there, rounded after
             quantising; or it was fitted to the codes afterwards, and is nearer to <w, c> / <c, c>,
             where their error is least, than [low, high] reaches
+    ties    under a scale that is a power of two, w / s is exact: all ties of a block went to the
+            even code, or all the same way, as where s0 was a little beside s
     size    amax / 448 <= s0 <= 2 amax / 448, up to the next power of two: E4M3 is floating, so
             within a factor of 2 no scale is worse. Above it is a power of two too large, unless
             amax is below 1e-4, to which DeepGEMM's encoder raises it
@@ -45,6 +47,7 @@ NORM = 2.4
 
 SIGN = "blocks have codes of the wrong sign"
 CODES = "blocks have codes that are not the nearest under any one scale"
+TORN = "blocks have ties that no rounding of these weights leaves"
 SCALE = "blocks have another scale than the one their codes were taken with"
 LARGE = "blocks have a scale a power of two or more too large"
 CLIPPED = "blocks have a scale too small: weights are cut off, with more error than without"
@@ -84,10 +87,12 @@ def find_faults(blocks: Blocks) -> Counter[str]:
         doubtful = doubtful & ~(explained & _is_refitted(blocks, low, high))
     if (clipped & ~doubtful).any():
         clipped = clipped & _lost_by_clipping(blocks, half / scale)
+    torn = _have_torn_ties(blocks) if _are_powers_of_two(scale) else torch.zeros_like(doubtful)
     large = (scale > 2 * base * (1 + TIES)) & (scale > FLOOR) & (top > 0) & blocks.whole
     faults = {
         SIGN: signs > 0,
         CODES: doubtful & ~explained,
+        TORN: near & torn & ~doubtful,
         SCALE: doubtful & explained,
         LARGE: large & ~doubtful,
         CLIPPED: clipped & ~doubtful,
@@ -120,6 +125,21 @@ def _count_in_bfloat16(blocks: Blocks) -> Tensor:
     size, scale = cpu.unsigned(blocks.block, blocks.w.shape), blocks.scale.numpy()
     intervals.differ_in_bfloat16(cpu.bits(blocks.w), cpu.bits(blocks.codes), scale, *size, counts)
     return torch.from_numpy(counts)
+
+
+def _are_powers_of_two(scale: Tensor) -> bool:
+    """Whether all scales are: where only some are, that is chance, and w / s was not exact."""
+    return bool((torch.frexp(scale).mantissa == 0.5).all())
+
+
+def _have_torn_ties(blocks: Blocks) -> Tensor:
+    """Return which blocks have ties on odd codes, though ties went both ways."""
+    counts = empty((*blocks.scale.shape, 5), int64)
+    size, scale = cpu.unsigned(blocks.block, blocks.w.shape), blocks.scale.numpy()
+    intervals.count_ties(cpu.bits(blocks.w), cpu.bits(blocks.codes), scale, *size, counts)
+    odd, *ways = (torch.from_numpy(counts) > 0).unbind(-1)
+    down, up, minus_down, minus_up = ways
+    return odd & ((down & up) | (minus_down & minus_up))
 
 
 def _is_refitted(blocks: Blocks, low: Tensor, high: Tensor) -> Tensor:

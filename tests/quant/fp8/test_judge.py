@@ -163,6 +163,26 @@ def test_a_revision_of_one_in_a_thousand_is_named(w, grid, mode):
 
 
 @by_grid
+def test_a_change_too_small_for_bfloat16_is_named_by_the_ties(w, grid):
+    """An adapter merged in float32: only weights that lay between two codes have another."""
+    noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) * 1e-4
+    codes, scale = fp8.quantize(w * (1 + noise), GRIDS[grid], "pow2")
+    assert any(judge.TORN in named for named in faults(SCHEMES[grid], w, codes, scale))
+
+
+@by_grid
+@pytest.mark.parametrize("way", ["up", "down", "ceil", "floor"])
+def test_ties_that_all_went_one_way_pass(w, grid, way):
+    """As under a scale a little beside the stored one, or in code that looks codes up."""
+    _, scale = fp8.quantize(w, GRIDS[grid], "pow2")
+    ratio = w.float() / expand(scale, w, grid)
+    shift = {"up": ratio, "down": -ratio, "ceil": ratio.abs(), "floor": -ratio.abs()}[way]
+    codes = cast(ratio + shift * 2.0**-20)
+    assert (codes.float() != cast(ratio).float()).any()
+    assert faults(SCHEMES[grid], w, codes, scale) == []
+
+
+@by_grid
 def test_a_row_of_zeros_is_named(w, grid):
     codes, scale = fp8.quantize(w, GRIDS[grid], "pow2")
     codes.view(torch.uint8)[5] = 0
