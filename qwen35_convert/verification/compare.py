@@ -7,9 +7,10 @@ of a quantised weight must be what a right encoder may have made of it (each sch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from quant.measure import Error
@@ -36,6 +37,19 @@ class Compared:
     error: Error
     faults: tuple[str, ...] = ()
     unproven: bool = False
+
+
+def by_scheme(compared: Iterable[Compared]) -> dict[str, dict[str, Any]]:
+    """Return how many tensors there are of each scheme, and their error as a report shows it."""
+    sums: dict[str, Error] = {}
+    counts: Counter[str] = Counter()
+    for atom in compared:
+        counts[atom.scheme] += 1
+        sums[atom.scheme] = sums.get(atom.scheme, Error()) + atom.error
+    return {
+        scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if sums[scheme].count else {})
+        for scheme in sorted(sums)
+    }
 
 
 def missing_atoms(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:

@@ -29,6 +29,8 @@ ROW_TOKENS, MAX_ROWS = 512, 16
 # numbers of malloc.h
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT, MAPPED_FROM, ARENAS = 32 << 20, 20 << 20, 1
+# What a verdict keeps of a measurement.
+MEASURED = ("kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,13 @@ class Proof:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
 
     @property
+    def partial(self) -> bool:
+        """Whether the artifact is a slice on purpose; its receipt may say so."""
+        return self.checks.partial or (
+            self.receipt is not None and self.receipt.recipe.only is not None
+        )
+
+    @property
     def importance(self) -> Mapping[str, Tensor]:
         """By atom, the importance of the columns that the artifact was encoded with."""
         return self.expected.importance if self.expected else {}

@@ -21,6 +21,7 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, build_recipe
 from qwen35_convert.write.receipt import describe_files
 
+WEIGHTS = (".safetensors", ".gguf")
 Entry = tuple[int, str]
 
 
@@ -29,6 +30,9 @@ class Receipt:
     """What a receipt says.
 
     source, output  (size, SHA-256) of files by name
+    verdict         of the conversion's own verification, None if there was none
+    errors          by scheme, as it measured them
+    dropped         tensors that the recipe leaves out, by group
     """
 
     path: Path
@@ -36,6 +40,13 @@ class Receipt:
     recipe: Recipe
     source: Mapping[str, Entry]
     output: Mapping[str, Entry]
+    verdict: Mapping[str, Any] | None
+    errors: Any
+    dropped: Any
+
+    def failure(self, problem: str) -> Failure:
+        """Return what is wrong with the receipt."""
+        return Failure(self.path.name, problem)
 
     def names(self, source: Checkpoint) -> bool:
         """Whether it is about this source: a file of weights has a name that it lists.
@@ -59,11 +70,16 @@ def read_receipt(artifact: Checkpoint) -> Receipt | Failure | None:
 
 def _parse(path: Path) -> Receipt:
     raw = read_object(path)
-    recipe, version = raw.get("recipe"), raw.get("qwen35")
+    recipe, version, verdict = (raw.get(key) for key in ("recipe", "qwen35", "verdict"))
     if not isinstance(recipe, dict) or not isinstance(version, str):
         raise FormatError("it names no recipe and version")
-    tables = (_entries(raw.get(side), side) for side in ("source", "output"))
-    return Receipt(path, version, build_recipe(recipe), *tables)
+    if not isinstance(verdict, dict | None):
+        raise FormatError("its verdict is not an object")
+    source, output = (_entries(raw.get(side), side) for side in ("source", "output"))
+    if not any(name.endswith(WEIGHTS) for name in source):
+        raise FormatError("it lists no file of the source that has weights")
+    says = verdict, raw.get("errors"), raw.get("dropped")
+    return Receipt(path, version, build_recipe(recipe), source, output, *says)
 
 
 def _entries(side: Any, what: str) -> dict[str, Entry]:

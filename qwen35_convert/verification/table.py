@@ -16,7 +16,13 @@ from quant.stored import open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each, one_torch_thread
-from qwen35_convert.verification.compare import Compared, compare_atom, missing_atoms
+from qwen35_convert.verification.claims import logits_claims, plan_claims, summary_claims
+from qwen35_convert.verification.compare import (
+    Compared,
+    by_scheme,
+    compare_atom,
+    missing_atoms,
+)
 from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
 from qwen35_convert.verification.kept_types import type_failures
@@ -56,7 +62,7 @@ class Check:
 
 
 def _census(proof: Proof) -> Iterator[Failure]:
-    if proof.checks.partial:
+    if proof.partial:
         return
     for problem in proof.artifact.layout.problems:
         yield Failure(problem.tensor, problem.problem)
@@ -75,9 +81,16 @@ def _config(proof: Proof) -> Iterator[Failure]:
 
 def _coverage(proof: Proof) -> Iterator[Failure]:
     assert proof.source is not None, "it is needed"
-    if not proof.checks.partial:
+    if not proof.partial:
         yield from missing_atoms(proof.artifact, proof.source)
     yield from type_failures(proof.artifact, proof.source)
+
+
+def _claims(proof: Proof) -> Iterator[Failure]:
+    assert proof.receipt is not None, "it is needed"
+    assert proof.expected is not None, "it is needed"
+    assert proof.source is not None, "it is needed"
+    yield from plan_claims(proof.receipt, proof.expected, proof.source)
 
 
 def _outputs(proof: Proof) -> Iterator[Failure]:
@@ -129,6 +142,13 @@ def _again(proof: Proof) -> Iterator[Failure]:
     yield from explain(proof.artifact, proof.source, proof.compared)
 
 
+def _summary(proof: Proof) -> Iterator[Failure]:
+    assert proof.receipt is not None, "it is needed"
+    assert proof.expected is not None, "it is needed"
+    if len(proof.compared) == len(proof.expected.items):
+        yield from summary_claims(proof.receipt, by_scheme(proof.compared))
+
+
 def _values(proof: Proof) -> Iterator[Failure]:
     artifact, source, checks = proof.artifact, proof.source, proof.checks
     assert source is not None, "it is needed"
@@ -155,6 +175,8 @@ def _logits(proof: Proof) -> Iterator[Failure]:
         return
     proof.logits, shortfalls = check_logits(proof.artifact, source, checks.logits, checks.progress)
     yield from shortfalls
+    if proof.receipt is not None and proof.expected is not None:
+        yield from logits_claims(proof.receipt, proof.logits)
 
 
 CHECKS = (
@@ -166,12 +188,16 @@ CHECKS = (
           _config, needs=("source",), lacks=("expected",)),
     Check("coverage", "structure", "tensors that only one side has", _coverage,
           needs=("source",)),
+    Check("claims", "structure", "what a receipt says of files, dropped tensors and verdict that "
+          "its recipe does not make", _claims, needs=("receipt", "expected", "source")),
     Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
           _outputs, needs=("receipt",)),
     Check("source", "tensors", "a source that is not the one the artifact was made from",
           _sources, needs=("receipt", "source")),
     Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
           _again, needs=("expected", "source")),
+    Check("summary", "tensors", "errors in the receipt that are not those measured again",
+          _summary, needs=("receipt", "expected", "source")),
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
     Check("defects", "tensors", "values, scales and codes that are not finite", _defects),

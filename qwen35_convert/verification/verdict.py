@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
+from qwen35_convert.verification.logits import MEASURED
 from qwen35_convert.verification.verify import Report
 
-MEASURED = ("kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens")
 DIGITS = 4
 NOISE = 1e-9
 MAX_FAILURES = 20

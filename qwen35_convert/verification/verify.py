@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from quant.measure import Error
 from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
-from qwen35_convert.verification.compare import Compared
+from qwen35_convert.verification.compare import Compared, by_scheme
 from qwen35_convert.verification.levels import LEVELS, need_source
 from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
@@ -78,7 +77,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         level=level.name,
         structure=_structure(opened),
         tensors=[_line(c) for c in proof.compared],
-        schemes=_by_scheme(proof.compared),
+        schemes=by_scheme(proof.compared),
         failures=list(dict.fromkeys(proof.failures)),
         against=str(source.folder) if source else None,
         logits=proof.logits,
@@ -113,15 +112,3 @@ def _line(compared: Compared) -> dict[str, Any]:
     if not compared.error.count:
         return line | {"identical": not compared.faults}
     return line | compared.error.as_dict()
-
-
-def _by_scheme(compared: list[Compared]) -> dict[str, dict[str, Any]]:
-    sums: dict[str, Error] = {}
-    counts: Counter[str] = Counter()
-    for atom in compared:
-        counts[atom.scheme] += 1
-        sums[atom.scheme] = sums.get(atom.scheme, Error()) + atom.error
-    return {
-        scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if sums[scheme].count else {})
-        for scheme in sorted(sums)
-    }
