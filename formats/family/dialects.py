@@ -81,7 +81,7 @@ class _Namespaced:
 
     def spelling(self, names: Mapping[str, str], _config: Config) -> Callable[[str], str]:
         """Put a tensor into the namespace of those that are stored."""
-        return partial(place_beside, prefixes(names))
+        return partial(place_beside, prefixes(names.values()))
 
 
 @dataclass(frozen=True, slots=True)

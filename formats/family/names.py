@@ -12,6 +12,7 @@ Names are compared segment by segment, never by substring or by offset.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from formats.stored import Problem
@@ -72,25 +73,30 @@ def place(hub: str, namespace: str) -> str:
     return ("model." if head == "visual" else PREFIXES[namespace]) + hub
 
 
-def prefixes(names: Mapping[str, str]) -> dict[str, str]:
-    """Return what precedes the trunk, the head, MTP and vision where they are stored.
+def prefix_of(stored: str) -> str | None:
+    """Return what precedes the table's name in a stored one; None if it is not there as it is."""
+    hub = normalise(stored)
+    return stored.removesuffix(hub) if stored.endswith(hub) else None
 
-    names  stored names by names of the table
-    """
-    found: dict[str, str] = {}
-    for hub, stored in names.items():
-        if stored.endswith(hub):  # others have something inside, too
-            found.setdefault(_part(hub), stored.removesuffix(hub))
-    return found
+
+def prefixes(every: Iterable[str]) -> dict[str, str]:
+    """Return what precedes the trunk, the head, MTP and vision in most of these stored names."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for stored in every:
+        prefix = prefix_of(stored)
+        if prefix is not None:
+            counts[part_of(normalise(stored))][prefix] += 1
+    return {part: found.most_common(1)[0][0] for part, found in counts.items()}
 
 
 def place_beside(found: Mapping[str, str], hub: str) -> str:
     """Return the table's name as it would stand beside tensors that have these prefixes."""
-    prefix = found.get(_part(hub))
+    prefix = found.get(part_of(hub))
     return place(hub, TEXT) if prefix is None else prefix + hub
 
 
-def _part(hub: str) -> str:
+def part_of(hub: str) -> str:
+    """Return the part of the model that shares a prefix: the trunk, or a head of its own."""
     head = hub.split(".", 1)[0]
     return "trunk" if head in TRUNK else head
 

@@ -21,6 +21,7 @@ from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
 from qwen35_convert.containers.safetensors.engine_fields import field_failures
 from qwen35_convert.containers.safetensors.ignored_modules import list_failures
+from qwen35_convert.containers.safetensors.namespace import namespace_failures
 from qwen35_convert.failure import Failure
 
 
@@ -28,6 +29,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     """Return everything that headers and config show to be wrong."""
     failures: list[Failure] = []
     for check in (
+        namespace_failures,
         _config_block,
         field_failures,
         list_failures,

@@ -1,0 +1,31 @@
+"""Whether all tensors of a folder stand in one namespace, under the names that engines look for.
+
+A reader of checkpoints strips whatever precedes a name. Engines strip one prefix, and drop or
+refuse a tensor that has another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from formats.checkpoint import Checkpoint
+from formats.family.names import TOP_LEVEL, normalise, part_of, prefixes
+from qwen35_convert.failure import Failure
+
+OUTER = "language_model."
+
+
+def namespace_failures(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield every part of a weight that is named otherwise than its kin.
+
+    The head and MTP stand at the top, inside `language_model` where the trunk is, too.
+    """
+    stored = [part for atom in artifact.layout.atoms.values() for part in atom.parts]
+    found = prefixes(stored)
+    top = OUTER if found.get("trunk", "").startswith(OUTER) else ""
+    found |= {part: top for part in TOP_LEVEL if part in found}
+    for name in dict.fromkeys(stored):
+        hub = normalise(name)
+        expected = found.get(part_of(hub))
+        if expected is not None and name != expected + hub:
+            yield Failure(name, f"is in another namespace than its kin, expected {expected}{hub}")
