@@ -13,6 +13,7 @@ from math import isclose
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.difference import differences, first, same
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
@@ -21,8 +22,6 @@ from qwen35_convert.verification.logits import MEASURED, LogitsCheck
 from qwen35_convert.verification.receipts import Receipt
 from qwen35_convert.write.receipt import dump_json
 
-# Nothing is made of these; a source may get one later.
-DOCUMENTS = ("README", "LICENSE", "NOTICE")
 # Sums of float32 lanes: six digits are written, and other machines may round the last.
 SUMMED = 1e-5
 # Predictions of another machine: sums in another order, a token that was nearly the other one.
@@ -32,13 +31,13 @@ PREDICTED, NEAR_ZERO = 0.1, 1e-4
 def plan_claims(receipt: Receipt, plan: Plan, source: Checkpoint) -> Iterator[Failure]:
     """Yield what the receipt says that its recipe does not make of the source."""
     made = {*(shard.name for shard in plan.shards), *plan.files}
-    for name in sorted(receipt.output.keys() - made):
+    for name in sorted(receipt.output.keys() - made - {*DOCUMENTS}):
         yield receipt.failure(f"lists {name}, which its recipe does not make")
-    for name in sorted(made - receipt.output.keys()):
+    for name in sorted(made - receipt.output.keys() - {*DOCUMENTS}):
         yield receipt.failure(f"does not list {name}, which its recipe makes")
-    for name in sorted({path.name for path in plan.read_files(source)} - receipt.source.keys()):
-        if name.split(".")[0] not in DOCUMENTS:
-            yield receipt.failure(f"does not list {name}, a file of the source")
+    read = {path.name for path in plan.read_files(source)} - {*DOCUMENTS}
+    for name in sorted(read - receipt.source.keys()):
+        yield receipt.failure(f"does not list {name}, a file of the source")
     for sentence in first(differences(receipt.dropped, plan.dropped, "dropped")):
         yield receipt.failure(sentence)
     for sentence in _verdict(receipt):

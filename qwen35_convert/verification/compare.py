@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
@@ -52,13 +53,16 @@ def by_scheme(compared: Iterable[Compared]) -> dict[str, dict[str, Any]]:
     }
 
 
-def missing_atoms(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
-    """Yield what one side has and the other lacks; vision and MTP may be dropped as a whole."""
+def missing_atoms(artifact: Checkpoint, source: Checkpoint, only: str = "*") -> Iterator[Failure]:
+    """Yield what one side has and the other lacks; vision and MTP may be dropped as a whole.
+
+    only  a glob: of a slice nothing else is wanted
+    """
     ours, theirs = artifact.layout.atoms, source.layout.atoms
     for name, atom in theirs.items():
         head = name.split(".", 1)[0]
         whole = head in ("visual", "mtp") and not any(n.split(".", 1)[0] == head for n in ours)
-        if name not in ours and not whole:
+        if name not in ours and not whole and fnmatchcase(name, only):
             stored = artifact.layout.spelling(atom.hub)
             yield Failure(stored, "is in the source, but not in the artifact")
     for name, atom in ours.items():

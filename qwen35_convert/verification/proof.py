@@ -28,7 +28,6 @@ Progress = Callable[[str], None]
 class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
-    partial   the artifact is a slice on purpose: what it lacks is no failure
     expected  what it is to be, where that is known; else it follows from the receipt
     """
 
@@ -36,7 +35,6 @@ class Checks:
     logits: LogitsCheck = DEFAULT_LIMITS
     workers: int = 1
     progress: Progress = lambda _: None
-    partial: bool = False
     expected: Plan | None = None
 
     def __post_init__(self) -> None:
@@ -93,11 +91,10 @@ class Proof:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
 
     @property
-    def partial(self) -> bool:
-        """Whether the artifact is a slice on purpose; its receipt may say so."""
-        return self.checks.partial or (
-            self.receipt is not None and self.receipt.recipe.only is not None
-        )
+    def only(self) -> str | None:
+        """Which tensors the artifact is a slice of on purpose, as a glob; None: it is whole."""
+        told = self.expected or self.receipt
+        return told.recipe.only if told else None
 
     @property
     def importance(self) -> Mapping[str, Tensor]:

@@ -62,7 +62,7 @@ class Check:
 
 
 def _census(proof: Proof) -> Iterator[Failure]:
-    if proof.partial:
+    if proof.only is not None:
         return
     for problem in proof.artifact.layout.problems:
         yield Failure(problem.tensor, problem.problem)
@@ -81,8 +81,7 @@ def _config(proof: Proof) -> Iterator[Failure]:
 
 def _coverage(proof: Proof) -> Iterator[Failure]:
     assert proof.source is not None, "it is needed"
-    if not proof.partial:
-        yield from missing_atoms(proof.artifact, proof.source)
+    yield from missing_atoms(proof.artifact, proof.source, proof.only or "*")
     yield from type_failures(proof.artifact, proof.source)
 
 

@@ -17,6 +17,7 @@ FP8 = in_bases(
     "nano-fp8-block", "nano-fp8-block-hub", "moe-fp8-block", "wide-fp8-channel", "wide-mixed"
 )
 WITH_BLOCKS = in_bases("nano-fp8-block", "nano-fp8-block-hub", "moe-fp8-block", "wide-mixed")
+SQUARE = in_bases("wide-fp8-block", "moe-fp8-block")
 KEPT = in_bases(
     "nano-bf16-split",
     "moe-bf16-split",
@@ -37,6 +38,7 @@ def cases() -> Iterator[Fault]:
         yield tensor_fault("scales", name, partial(_scale, change=change), FP8)
     neighbours = partial(_scale, change=_swap_scales)
     yield tensor_fault("scales", "neighbours-swapped", neighbours, WITH_BLOCKS)
+    yield tensor_fault("scales", "transposed", _transpose, SQUARE)
     yield tensor_fault("scales", "of-two-weights-swapped", _swap_two, FP8)
     yield tensor_fault("scales", "doubled-and-codes-halved", _halve_codes, FP8, receipts=(FORGED,))
     yield tensor_fault(
@@ -140,6 +142,17 @@ SCALE: dict[str, Callable[[torch.Tensor], object]] = {
     "nan": first(float("nan")),
     "infinite": first(float("inf")),
 }
+
+
+def _transpose(tensors: Tensors) -> str:
+    """Let a square weight have its scales along the wrong axis; where equal, let them differ."""
+    hub = "{full}.self_attn.o_proj.weight"
+    scale = tensors.scale(hub).view()
+    if torch.equal(scale, scale.T):
+        scale[0, 1] *= 2
+    else:
+        scale.copy_(scale.T.clone())
+    return tensors.stored(hub)
 
 
 def _swap_two(tensors: Tensors) -> Names:

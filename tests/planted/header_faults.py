@@ -46,24 +46,17 @@ FP8 = in_bases(
 FILES = in_bases("wide-bf16", "nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe")
 UP = "{mlp}up_proj.weight"
 UNTIED = in_bases("wide-fp8-channel", "wide-bf16-split", "wide-mixed")
-SPLIT_EXPERTS = in_bases("moe-fp8-block", "moe-fp8-channel", "moe-bf16-split")
 
 
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for name in MISSING:
-        yield fault(f"missing-{name}", partial(_remove, hub=name), HOMES)
-    yield fault(
-        "missing-expert",
-        partial(_remove, hub="layers.1.mlp.experts.2.up_proj.weight"),
-        SPLIT_EXPERTS,
-    )
-    yield fault("missing-head", partial(_remove, hub="lm_head.weight"), UNTIED)
+        yield fault(f"missing-{name}", partial(remove, hub=name), HOMES)
+    yield fault("missing-head", partial(remove, hub="lm_head.weight"), UNTIED)
     yield fault("missing-mtp", _without_mtp, FILES)
     # transformers saves a model so; engines that draft refuse it by themselves
     yield fault("missing-mtp", _without_mtp, FOLDERS, receipts=(FORGED,))
     yield fault("missing-layer", _without_layer, HOMES)
-    yield fault("missing-scale", _without_scale, FP8)
     for name, (wanted, entry) in EXTRA.items():
         yield fault(f"extra-{name}", partial(_add, wanted=wanted, entry=entry), FOLDERS)
     for name, (wanted, entry) in EXTRA_OF_FILES.items():
@@ -92,7 +85,8 @@ MISSING = (
 )
 
 
-def _remove(tensors: Tensors, hub: str) -> str:
+def remove(tensors: Tensors, hub: str) -> str:
+    """Lose a weight, and its scale with it."""
     stored, scale = tensors.stored(hub), tensors.scale(hub)
     for name in (stored, *([scale.info.name] if scale else ())):
         del tensors.home(name).entries[name]
@@ -118,12 +112,6 @@ def _without_layer(tensors: Tensors) -> str:
     norm = tensors.stored("layers.1.input_layernorm.weight")
     prefix = norm.removesuffix("attn_norm.weight").removesuffix("input_layernorm.weight")
     return _remove_all(tensors, (prefix,))
-
-
-def _without_scale(tensors: Tensors) -> str:
-    scale = tensors.scale(UP)
-    del tensors.home(scale.info.name).entries[scale.info.name]
-    return tensors.stored(UP)
 
 
 def entry(name: str, dtype: str, *shape: int) -> Entry:

@@ -52,6 +52,7 @@ def cases() -> Iterator[Fault]:
     for name, part in (("layers", ""), ("mixers", "linear_attn."), ("mlps", "mlp.")):
         plant = partial(_swap_layers, part=part)
         yield tensor_fault("layers", f"two-{name}", plant, in_bases(*DENSE))
+    yield tensor_fault("layers", "mtp-a-copy-of-the-trunk", _copy_to_mtp, HOMES)
     for name, prefix in (
         ("mtp", "mtp."),
         ("a-layer", "layers.1."),
@@ -85,6 +86,12 @@ def gate_apart(values: Tensor) -> Tensor:
     return heads.transpose(0, 1).reshape(values.shape)
 
 
+def interleaved(values: Tensor) -> Tensor:
+    """Pair rows as converters of Llama's do, where this family keeps halves."""
+    halves = values.reshape(2, 2, -1, values.shape[-1])
+    return halves.transpose(1, 2).reshape(values.shape)
+
+
 def turned(values: Tensor) -> Tensor:
     """Transpose."""
     return values.T.contiguous()
@@ -111,6 +118,10 @@ SWAPS: dict[str, Plant] = {
     "value-heads-of-qkv": change("{delta}in_proj_qkv.weight", last_heads_swapped),
     "value-heads-of-out": change("{delta}out_proj.weight", lambda v: heads_reversed(v.T).T),
     "two-rows": change("{mlp}down_proj.weight", rows_swapped),
+    "rotary-halves-interleaved": change("{full}.self_attn.k_proj.weight", interleaved),
+    "key-and-value-of-mtp": swap(
+        "mtp.layers.0.self_attn.k_proj.weight", "mtp.layers.0.self_attn.v_proj.weight"
+    ),
     "two-tokens": change("embed_tokens.weight", rows_swapped),
     "mtp-halves": change("mtp.fc.weight", lambda v: halves(v.T).T),
 }
@@ -125,6 +136,11 @@ HEAD: dict[str, Plant] = {
     "zeroed-row": change("lm_head.weight", row_zeroed),
     "a-copy-of-the-embedding": _tie,
 }
+
+
+def _copy_to_mtp(tensors: Tensors) -> str:
+    values = tensors.values("{full}.self_attn.q_proj.weight")
+    return tensors.store("mtp.layers.0.self_attn.q_proj.weight", values)
 
 
 def hub_names(tensors: Tensors, prefix: str) -> list[str]:

@@ -16,6 +16,7 @@ FOLDERS = in_bases(
 FILES = in_bases("nano-q8_0", "wide-q4_k_m", "moe-mxfp4_moe", "wide-split", "nano-mmproj")
 HOMES: Where = lambda base: FOLDERS(base) or FILES(base)  # noqa: E731
 Receipt = dict[str, Any]
+OTHER = {"text": "hub", "hub": "text"}
 
 
 def cases() -> Iterator[Fault]:
@@ -117,6 +118,21 @@ def _config_of(files: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
+def _lose_weights(files: dict[str, Any]) -> None:
+    for name in [name for name in files if name.endswith(".safetensors")]:
+        del files[name]
+
+
+def _said(change: Callable[[Receipt], object]) -> Callable[[Receipt], Names]:
+    """Return a change of what the receipt says of the artifact."""
+
+    def apply(receipt: Receipt) -> Names:
+        change(receipt)
+        return "receipt"
+
+    return apply
+
+
 def _errors(receipt: Receipt) -> Names:
     """Let the artifact look better than it is."""
     for measured in receipt["errors"].values():
@@ -148,11 +164,19 @@ EVERYWHERE: dict[str, Callable[[Receipt], Names]] = {
     "output-size": _output(lambda files, name: files[name].update(size=17)),
     "output-more": _output(lambda files, name: files.update({f"more-{name}": files[name]})),
     "errors": _errors,
+    "errors-lost": _said(lambda receipt: receipt.update(errors=None)),
+    "verdict-lost": _said(lambda receipt: receipt.update(verdict=None)),
+    "verdict-failed": _said(lambda receipt: receipt["verdict"].update(passed=False)),
+    "level-raised": recipe("verify.level", "logits"),
+    "a-threshold-claimed": recipe("verify.max_kl", 0.5),
+    "source-without-weights": source(lambda files: _lose_weights(files)),
+    "dropped-lost": _said(lambda receipt: receipt.pop("dropped")),
     "dropped": _dropped,
 }
 OF_FOLDERS: dict[str, Callable[[Receipt], Names]] = {
     "shard-size": recipe("export.max_shard_size", 10**5),
     "only-a-slice": recipe("only", "layers.0.*"),
+    "layout": lambda receipt: recipe("layout", OTHER[receipt["recipe"]["layout"]])(receipt),
     "a-format-of-files": recipe("export.format", "gguf"),
 }
 OF_FILES: dict[str, Callable[[Receipt], Names]] = {

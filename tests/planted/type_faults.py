@@ -75,6 +75,8 @@ TYPES: dict[str, Plant] = {
     "bf16-bits-called-f16": _relabel(
         lambda t: t.at("layers.0.linear_attn.in_proj_a.weight"), "F16"
     ),
+    "norm-in-f64": _recast("norm.weight", torch.float64),
+    "head-of-mtp-in-f16": _recast("mtp.fc.weight", torch.float16),
     "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
 }
 SCALES: dict[str, Plant] = {
@@ -103,6 +105,17 @@ def _reshape(hub: str) -> Plant:
     return plant
 
 
+def _flat(hub: str) -> Plant:
+    """Return a fault that says a vector is a matrix of one row."""
+
+    def plant(tensors: Tensors) -> str:
+        one = tensors.at(hub)
+        one.info = replace(one.info, shape=(1, *one.info.shape))
+        return one.info.name
+
+    return plant
+
+
 def _shorter(hub: str) -> Plant:
     """Return a fault that loses the second half of a tensor's rows."""
 
@@ -118,6 +131,7 @@ def _shorter(hub: str) -> Plant:
 
 SHAPES: dict[str, Plant] = {
     "of-a-matrix-turned": _reshape("layers.0.linear_attn.in_proj_b.weight"),
+    "of-dt-bias-a-row": _flat("layers.0.linear_attn.dt_bias"),
     "of-a-conv-turned": _reshape("layers.0.linear_attn.conv1d.weight"),
     "of-a-norm-halved": _shorter("layers.0.input_layernorm.weight"),
     "of-the-embedding-halved": _shorter("embed_tokens.weight"),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.planted.edit import Tensors
 from tests.planted.fault import Fault, Names, in_bases
+from tests.planted.header_faults import FILES
 from tests.planted.order_faults import HOMES, turned
 from tests.planted.tensor_fault import Plant, change, row_zeroed, rows_swapped, swap, tensor_fault
 
@@ -29,6 +30,7 @@ def cases() -> Iterator[Fault]:
         yield tensor_fault("values", name, plant, HOMES)
     for name, plant in CONTROL.items():
         yield tensor_fault("control", name, plant, HOMES)
+    yield tensor_fault("control", "norm-added-in-bf16", NORM_IN_BF16, FILES)
     for name, plant in EXPERTS.items():
         yield tensor_fault("experts", name, plant, MOE)
 
@@ -70,6 +72,30 @@ def ulp(values: Tensor) -> Tensor:
     return values
 
 
+def last_element(values: Tensor) -> Tensor:
+    """Change the last element, where loops over chunks end."""
+    values.view(-1)[-1] = 1 + 2 * values.abs().max()
+    return values
+
+
+def small_flushed(values: Tensor) -> Tensor:
+    """Let what is small become zero."""
+    return torch.where(values.abs() < values.abs().mean() / 3, 0, values)
+
+
+def pruned(values: Tensor) -> Tensor:
+    """Keep two of four, as sparse kernels have it."""
+    fours = values.reshape(len(values), -1, 4).abs()
+    kept = fours >= fours.topk(2, -1).values[..., 1:]
+    return torch.where(kept.reshape(values.shape), values, 0)
+
+
+def rotated(values: Tensor) -> Tensor:
+    """Turn pairs of columns by 45 degrees, as a rotation does that nobody undoes."""
+    turn = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
+    return (values.reshape(len(values), -1, 2) @ turn).reshape(values.shape)
+
+
 VALUES: dict[str, Plant] = {
     "a-row-zeroed": change("{mlp}up_proj.weight", row_zeroed),
     "a-column-zeroed": change("{mlp}down_proj.weight", column_zeroed),
@@ -80,6 +106,11 @@ VALUES: dict[str, Plant] = {
     "doubled": change("{full}.self_attn.v_proj.weight", lambda v: 2 * v),
     "clipped": change("{mlp}up_proj.weight", clipped),
     "one-element": change("{mlp}down_proj.weight", one_element),
+    "last-element": change("{mlp}down_proj.weight", last_element),
+    "last-element-of-the-embedding": change("embed_tokens.weight", last_element),
+    "small-ones-flushed": change("{mlp}up_proj.weight", small_flushed),
+    "two-of-four-kept": change("{mlp}down_proj.weight", pruned),
+    "columns-rotated": change("{mlp}up_proj.weight", rotated),
     "transposed-blocks": change(
         "{full}.self_attn.k_proj.weight",
         lambda v: v.reshape(2, -1, v.shape[-1]).transpose(0, 1).reshape(v.shape),
@@ -128,6 +159,17 @@ def _swap_experts(tensors: Tensors) -> Names:
     return "layers.1.mlp.experts.0 is swapped with layers.1.mlp.experts.3"
 
 
+# The file holds 1 + w in F32; BF16 keeps eight bits of it.
+NORM_IN_BF16 = change("layers.0.input_layernorm.weight", lambda v: v.bfloat16().float())
+
+
+def _roll_experts(tensors: Tensors) -> Names:
+    names = ["{experts}" + f"{e}.up_proj.weight" for e in range(4)]
+    values = [tensors.values(name) for name in names]
+    rolled = zip(names, values[1:] + values[:1], strict=True)
+    return tuple(dict.fromkeys([tensors.store(*pair) for pair in rolled]))
+
+
 EXPERTS: dict[str, Plant] = {
     "one-projection-of-two-swapped": swap("{experts}0.up_proj.weight", "{experts}3.up_proj.weight"),
     "two-swapped": _swap_experts,
@@ -135,6 +177,7 @@ EXPERTS: dict[str, Plant] = {
     "shared-and-one-swapped": swap(
         "{experts}1.gate_proj.weight", "layers.1.mlp.shared_expert.gate_proj.weight"
     ),
+    "rolled": _roll_experts,
     "one-copied": _copy_expert,
     "one-zeroed": change("{experts}3.down_proj.weight", torch.zeros_like),
     "one-transposed": change("{experts}0.gate_proj.weight", turned),
