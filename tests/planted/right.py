@@ -16,7 +16,9 @@ from tests.planted import (
     right_folders,
     right_gguf,
     right_libraries,
+    right_places,
     right_sides,
+    right_tensors,
 )
 from tests.planted.artifact import BASES, Artifact, Base, Workshop, find_base
 
@@ -115,6 +117,15 @@ RECIPES: dict[str, tuple[str, str, str, tuple[str, ...], int]] = {
     ),
     "a slice": ("nano", "out", "fp8-block", ("only=layers.0.*",), 1),
     "a slice of attention": ("wide", "out", "bf16-split", ("only=layers.2.self_attn.*",), 1),
+    "a slice of experts": ("moe", "out", "fp8-block", ("only=layers.1.mlp.experts.*",), 1),
+    "a slice of mtp": ("nano", "out", "fp8-block-hub", ("only=mtp.*",), 1),
+    "a slice in shards": (
+        "moe",
+        "out",
+        "bf16-split",
+        ("only=layers.*", "export.max_shard_size=300KB"),
+        1,
+    ),
     "a model without mtp": ("cast", "out", "fp8-block", (), 1),
     "a model without mtp in a file": ("cast", "m.gguf", "gguf-q5_k_m", (), 1),
     "split with vision": (
@@ -177,10 +188,17 @@ def _changed() -> Iterator[Right]:
         right_configs.changes,
         right_sides.changes,
         right_gguf.changes,
+        right_tensors.changes,
     ):
         for kind, name, base, change in changes():
             yield Right(kind, f"{name} {base}", partial(_change, base=base, change=change))
-    for makers in (right_libraries.makers, right_beside.makers, right_gguf.makers):
+    for makers in (
+        right_libraries.makers,
+        right_beside.makers,
+        right_gguf.makers,
+        right_tensors.makers,
+        right_places.makers,
+    ):
         for kind, name, make in makers():
             yield Right(kind, name, make)
 

@@ -89,6 +89,16 @@ def _powers(w: Tensor, amax: Tensor, block: Block) -> tuple[Tensor, Tensor]:
     return _codes(w, scale, block), scale
 
 
+def _ties(
+    w: Tensor, amax: Tensor, block: Block, less: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Let ties go one way: to zero, or to the lesser number, as a search in a table does."""
+    _, scale = _powers(w, amax, block)
+    ratio = w.float() / expand(scale, block, w.shape)
+    moved = ratio - less(ratio) * 2.0**-20
+    return moved.clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+
 BLOCKS = ("nano-fp8-block", "moe-fp8-block-hub", "wide-fp8-block")
 ENCODERS: dict[str, tuple[tuple[str, ...], Encode]] = {
     "float32 scales": (("nano-fp8-block", "moe-fp8-block-hub", "wide-fp8-channel"), _float32),
@@ -97,5 +107,7 @@ ENCODERS: dict[str, tuple[tuple[str, ...], Encode]] = {
     "division in BF16": (("nano-fp8-block", "wide-fp8-channel"), _in_bfloat16),
     "half scales": (("nano-fp8-block",), _half_scales),
     "inverse": (("moe-fp8-block", "nano-fp8-block-hub"), _inverse),
+    "ties to zero": (("nano-fp8-block", "moe-fp8-block"), partial(_ties, less=lambda r: r)),
+    "ties to the lesser": (("nano-fp8-block-hub",), partial(_ties, less=torch.abs)),
     "powers of two": (("wide-fp8-block",), _powers),
 }
