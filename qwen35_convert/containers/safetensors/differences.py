@@ -8,8 +8,9 @@ and epsilon. Fields that only record where a file came from may be others.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.safetensors.folder import CONFIG
