@@ -49,6 +49,12 @@ VISION_FIELDS: dict[str, tuple[str, int | None]] = {
     "vN": ("num_position_embeddings", 2304),
 }
 
+# symbol: name of the field in config.json, `text_config.` left out
+FIELD_NAMES = {s: field for s, (field, _) in (TEXT_FIELDS | DENSE_FIELDS | MOE_FIELDS).items()} | {
+    symbol: f"vision_config.{field}" for symbol, (field, _) in VISION_FIELDS.items()
+}
+ORIGIN = "config.json"
+
 # model_type of the text part: is it a mixture of experts?
 TEXT_TYPES = {"qwen3_5_text": False, "qwen3_5_moe_text": True, "qwen3_next": True}
 OUTER_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -87,7 +93,8 @@ class Rope:
 class Config:
     """What config.json says, resolved.
 
-    `sizes` maps the symbols of the family table to numbers, `fields` to where each was read.
+    `sizes` maps the symbols of the family table to numbers, `fields` to where each was read, "L"
+    to where the layers were counted, "kinds" to where their kinds are. The fields are `origin`'s.
     """
 
     raw: dict[str, Any]
@@ -100,6 +107,7 @@ class Config:
     eps: float
     mtp_layers: int
     tie_flags: dict[str, bool]
+    origin: str = ORIGIN
 
     @property
     def nested(self) -> bool:
@@ -134,7 +142,7 @@ def read_config(raw: dict[str, Any]) -> Config:
     if vision is not None:
         groups.append((vision, "vision_config.", VISION_FIELDS))
     sizes: dict[str, int] = {}
-    fields: dict[str, str] = {}
+    fields = {"L": "num_hidden_layers", "kinds": "layer_types"}
     for part, where, table in groups:
         for symbol, (field, default) in table.items():
             absent = "" if part.get(field) is not None else " (absent, default)"

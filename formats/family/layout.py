@@ -243,7 +243,8 @@ class _Matches:
         for hub in (*self.weights, *unclaimed):
             if hub not in slots:
                 reason = _unplaced(hub, self.config)
-                unplaced = Problem(self.held[hub].name, reason, "remove it, or correct config.json")
+                remedy = f"remove it, or correct {self.config.origin}"
+                unplaced = Problem(self.held[hub].name, reason, remedy)
                 yield self._explain(hub) or unplaced
 
     def _explain(self, hub: str) -> Problem | None:
@@ -277,10 +278,11 @@ class _Matches:
         symbols = slot.rule.shape
         problem = (
             f"has shape {list(shape)}, expected {list(expected)} ({symbols})\n"
-            f"  from  config.json: {self.config.source_of(symbols)}"
+            f"  from  {self.config.origin}: {self.config.source_of(symbols)}"
         )
         if sorted(shape) != sorted(expected):
-            return Problem(name, problem, "use the config.json that belongs to these tensors")
+            remedy = f"use the {self.config.origin} that belongs to these tensors"
+            return Problem(name, problem, remedy)
         order = "it is transposed" if shape == expected[::-1] else "its axes are in another order"
         return Problem(name, f"{problem}\n  why   {order}", "save it in the hub's order")
 
@@ -307,22 +309,23 @@ def _unplaced(hub: str, config: Config) -> str:
             return "is visual, but config.json has no vision_config"
         return f"is in block {numbers[0]}, but {config.fields['vD']} is {config.sizes['vD']}"
     if key.startswith("layers.#."):
-        reason = _wrong_layer(key, numbers[0], config.layer_types)
+        reason = _wrong_layer(key, numbers[0], config)
         if reason:
             return reason
     if ".experts.#." in key and config.moe and numbers[1] >= config.sizes["E"]:
         return f"is expert {numbers[1]}, but {config.fields['E']} is {config.sizes['E']}"
     kind = "mixture of experts" if config.moe else "dense model"
-    return f"has no place beside the other tensors in a {kind} of this config.json"
+    return f"has no place beside the other tensors in a {kind} of this {config.origin}"
 
 
-def _wrong_layer(key: str, layer: int, layer_types: tuple[str, ...]) -> str | None:
+def _wrong_layer(key: str, layer: int, config: Config) -> str | None:
+    layer_types = config.layer_types
     if layer >= len(layer_types):
-        return f"is in layer {layer}, but num_hidden_layers is {len(layer_types)}"
+        return f"is in layer {layer}, but {config.fields['L']} is {len(layer_types)}"
     mixer = next((MIXERS[s] for s in key.split(".") if s in MIXERS), None)
     if mixer in (None, layer_types[layer]):
         return None
-    return f"has no place in a layer that layer_types calls {layer_types[layer]}"
+    return f"has no place in a layer that {config.fields['kinds']} calls {layer_types[layer]}"
 
 
 def _renamed(stored: str, weight: str) -> str:

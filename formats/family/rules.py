@@ -272,6 +272,11 @@ def family(sizes: Mapping[str, int], layer_types: tuple[str, ...], form: Form) -
         rules = layer_rules("full_attention", moe=moe, experts=form.mtp_experts)
         yield from _slots(rules, sizes, LAYER_PREFIXES[1], i)
     if form.vision:
-        yield from _slots(VISION, sizes)
-        for i in range(sizes["vD"]):
-            yield from _slots(VISION_BLOCK, sizes, "", i)
+        yield from tower(sizes)
+
+
+def tower(sizes: Mapping[str, int]) -> Iterator[Slot]:
+    """Yield every tensor of a vision tower of these sizes."""
+    yield from _slots(VISION, sizes)
+    for i in range(sizes["vD"]):
+        yield from _slots(VISION_BLOCK, sizes, "", i)

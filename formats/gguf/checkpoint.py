@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import read_config
 from formats.family.layout import recognise
+from formats.gguf.config import config_from_metadata, places_of
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.file import SHARD, GgufFile, Kv, open_files
-from formats.gguf.metadata import config_from_metadata
 from formats.stored import Recogniser
 
 CONTAINER = "gguf"
 SUFFIX = ".gguf"
+ORIGIN = "metadata"
 
 
 def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
@@ -34,6 +36,8 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
         config = read_config(config_from_metadata(kv, infos))
     except FormatError as error:
         raise FormatError(f"{path.name}: {error}") from None
+    places = places_of(kv["general.architecture"].value)
+    config = replace(config, fields=places, origin=ORIGIN)
     return Checkpoint(
         container=CONTAINER,
         folder=path.parent,

@@ -22,6 +22,7 @@ from formats.family.ops import Op, Take
 from formats.family.rules import template
 from formats.gguf.header import Kv
 from formats.json_file import parse_object
+from formats.safetensors.file import TORCH_NAMES
 
 # side file, and its part that counts as much as its top; later ones override earlier ones
 PREPROCESSORS = (
@@ -33,6 +34,7 @@ CHANNELS = 3
 EPSILON = 1e-6
 ACTIVATION = "gelu_pytorch_tanh"
 QUANTIZATION_VERSION = 2
+PLAIN = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,12 @@ class VisionTensor:
         if self.kind == "out" or (self.kind == "patch" and out == "F16"):
             return out
         return "F32"
+
+    def takes(self, dtype: str) -> bool:
+        """Whether llama.cpp computes with it in this type; it aborts over a bias in F16."""
+        plain = dtype in PLAIN
+        kinds = {"out": plain or dtype not in TORCH_NAMES, "f32": dtype == "F32", "patch": plain}
+        return kinds[self.kind]
 
 
 def _linear(hub: str, gguf: str) -> dict[str, tuple[VisionTensor, ...]]:
@@ -163,17 +171,17 @@ def _check_tower(config: Config) -> None:
     ):
         if config.sizes[symbol] != expected:
             raise FormatError(
-                f"config.json: {config.fields[symbol]} is {config.sizes[symbol]}, "
+                f"{config.origin}: {config.fields[symbol]} is {config.sizes[symbol]}, "
                 f"expected {expected} for an mmproj file\n  why   {why}"
             )
     act, deep = config.vision.get("hidden_act"), config.vision.get("deepstack_visual_indexes")
     if act not in (None, ACTIVATION):
         raise FormatError(
-            f"config.json: vision_config.hidden_act is {act!r}, expected {ACTIVATION!r}"
+            f"{config.origin}: vision_config.hidden_act is {act!r}, expected {ACTIVATION!r}"
         )
     if deep:
         raise FormatError(
-            f"config.json: vision_config.deepstack_visual_indexes is {deep!r}, expected none\n"
+            f"{config.origin}: vision_config.deepstack_visual_indexes is {deep!r}, expected none\n"
             "  why   the Qwen3.5 family has no deepstack"
         )
 
@@ -184,12 +192,13 @@ def _image_size(config: Config) -> int:
     edge = isqrt(count)
     if edge * edge != count:
         raise FormatError(
-            f"config.json: {config.fields['vN']} is {count}, expected a square for an mmproj file"
+            f"{config.origin}: {config.fields['vN']} is {count}, "
+            "expected a square for an mmproj file"
         )
     stated = (config.vision or {}).get("image_size")
     if stated not in (None, edge * patch):
         raise FormatError(
-            f"config.json: vision_config.image_size is {stated!r}, expected {edge * patch} "
+            f"{config.origin}: vision_config.image_size is {stated!r}, expected {edge * patch} "
             f"({config.fields['vN']} {count}, {config.fields['vP']} {patch})"
         )
     return edge * patch

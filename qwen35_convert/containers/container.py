@@ -140,5 +140,9 @@ class Container(Protocol):
         ...
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
-        """Yield what is wrong with files of the artifact beside those of its tensors."""
+        """Yield what the headers of files beside those of its tensors show to be wrong."""
+        ...
+
+    def values_beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
+        """Yield what is wrong with the values in those files."""
         ...

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.config import FIELD_NAMES
 from formats.tensor import TensorInfo
 from qwen35_convert.inspection.serving import serving
 
@@ -63,11 +64,7 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
 def _config(source: Checkpoint) -> dict[str, Any]:
     """Return resolved sizes under their names in config.json."""
     config = source.config
-    sizes = {
-        config.fields[symbol].removeprefix("text_config.").removesuffix(" (absent, default)"): value
-        for symbol, value in config.sizes.items()
-    }
-    return sizes | {
+    return {FIELD_NAMES[symbol]: size for symbol, size in config.sizes.items()} | {
         "num_hidden_layers": len(config.layer_types),
         "linear_attention_layers": config.layer_types.count("linear_attention"),
         "full_attention_layers": config.layer_types.count("full_attention"),

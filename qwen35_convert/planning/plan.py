@@ -70,6 +70,7 @@ class Plan:
     files       whole files beside the shards, made when they are written
     described   what those files say, as far as it is not a file of the source: ties a journal
     importance  what an error in each column of an atom weighs, float32 [K], by its name
+    title       the model's name, if the files say it
     """
 
     container: str
@@ -81,6 +82,7 @@ class Plan:
     files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
     described: Mapping[str, Any] = field(default_factory=dict)
     importance: Mapping[str, Tensor] = field(default_factory=dict)
+    title: str | None = None
 
     @property
     def tensors(self) -> dict[str, TensorInfo]:

@@ -30,9 +30,10 @@ def wrong_source(artifact: Checkpoint, source: Checkpoint) -> Failure | None:
         return Failure("source", problem)
     if len(ours.layer_types) != len(theirs.layer_types):
         counts = len(ours.layer_types), len(theirs.layer_types)
-        return Failure("source", f"the artifact has {counts[0]} layers, the source {counts[1]}")
+        problem = f"the artifact has {counts[0]} layers, the source {counts[1]}"
+        return Failure("source", f"{problem} ({_field(ours.fields['L'])})")
     odd = [
-        f"{_field(theirs.fields[key])} {size} (source: {theirs.sizes[key]})"
+        f"{_field(ours.fields[key])} {size} (source: {theirs.sizes[key]})"
         for key, size in ours.sizes.items()
         if not key.startswith("v") and theirs.sizes.get(key, size) != size
     ]
@@ -40,8 +41,8 @@ def wrong_source(artifact: Checkpoint, source: Checkpoint) -> Failure | None:
 
 
 def _field(where: str) -> str:
-    """Return the name of a config field: "text_config.head_dim (absent, default)"."""
-    return where.split(" ")[0].rpartition(".")[2]
+    """Return the name of a field whose place is "text_config.head_dim (absent, default)"."""
+    return where.removeprefix("text_config.").removesuffix(" (absent, default)")
 
 
 def explain(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
@@ -85,8 +85,10 @@ class Proof:
         if receipt.version != version():
             return
         whole = container_of(self.artifact).whole(self.artifact)
+        # the source's folder may have been moved since
+        named = replace(source, name=receipt.title or self.artifact.name)
         try:
-            self.expected = expect(source, receipt.recipe, whole)
+            self.expected = expect(named, receipt.recipe, whole)
         except Qwen35Error as error:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
 

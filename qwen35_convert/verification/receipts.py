@@ -30,6 +30,7 @@ class Receipt:
     """What a receipt says.
 
     source, output  (size, SHA-256) of files by name
+    title           the model's name, as the files say it; None: not told
     verdict         of the conversion's own verification, None if there was none
     errors          by scheme, as it measured them
     dropped         tensors that the recipe leaves out, by group
@@ -40,6 +41,7 @@ class Receipt:
     recipe: Recipe
     source: Mapping[str, Entry]
     output: Mapping[str, Entry]
+    title: str | None
     verdict: Mapping[str, Any] | None
     errors: Any
     dropped: Any
@@ -76,9 +78,12 @@ def _parse(path: Path) -> Receipt:
     if not isinstance(verdict, dict | None):
         raise FormatError("its verdict is not an object")
     source, output = (_entries(raw.get(side), side) for side in ("source", "output"))
+    title = raw["source"].get("title")
+    if not isinstance(title, str | None):
+        raise FormatError(f"the source's title is {title!r:.120}")
     if not any(name.endswith(WEIGHTS) for name in source):
         raise FormatError("it lists no file of the source that has weights")
-    says = verdict, raw.get("errors"), raw.get("dropped")
+    says = title, verdict, raw.get("errors"), raw.get("dropped")
     return Receipt(path, version, build_recipe(recipe), source, output, *says)
 
 

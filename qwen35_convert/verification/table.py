@@ -132,6 +132,10 @@ def _beside(proof: Proof) -> Iterator[Failure]:
     yield from container_of(proof.artifact).beside(proof.artifact, proof.source)
 
 
+def _values_beside(proof: Proof) -> Iterator[Failure]:
+    yield from container_of(proof.artifact).values_beside(proof.artifact, proof.source)
+
+
 def _again(proof: Proof) -> Iterator[Failure]:
     assert proof.expected is not None, "it is needed"
     assert proof.source is not None, "it is needed"
@@ -185,6 +189,8 @@ CHECKS = (
           "the source", _files, needs=("expected", "source")),
     Check("config", "structure", "fields and keys that engines obey and that are not the source's",
           _config, needs=("source",), lacks=("expected",)),
+    Check("beside", "structure", "a vision file whose keys or tensors contradict each other, or "
+          "are not the source's", _beside, lacks=("expected",)),
     Check("coverage", "structure", "tensors that only one side has", _coverage,
           needs=("source",)),
     Check("claims", "structure", "what a receipt says of files, dropped tensors and verdict that "
@@ -200,8 +206,8 @@ CHECKS = (
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
     Check("defects", "tensors", "values, scales and codes that are not finite", _defects),
-    Check("beside", "tensors", "a vision file that is not the source's", _beside,
-          lacks=("expected",)),
+    Check("vision", "tensors", "a vision file's values that are not finite, or not the source's",
+          _values_beside, lacks=("expected",)),
     Check("logits", "logits", "predictions that are not the source's", _logits,
           needs=("source",)),
 )  # fmt: skip

@@ -107,10 +107,12 @@ def make_receipt(
     proof: Proof,
 ) -> bytes:
     """Return the receipt's bytes."""
+    source = {"repo": origin.repo, "revision": origin.revision}
+    source |= {} if plan.title is None else {"title": plan.title}
     receipt = {
         "qwen35": version(),
         "recipe": plan.recipe.model_dump(mode="json"),
-        "source": {"repo": origin.repo, "revision": origin.revision, "files": source_files},
+        "source": source | {"files": source_files},
         "output": {"files": output_files},
         "verdict": proof.verdict,
         "errors": proof.schemes,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from formats.errors import FormatError
 from formats.family.config import read_config
+from formats.gguf.config import config_from_metadata
 from formats.gguf.file import GgufFile
 from formats.gguf.header import NAMES
-from formats.gguf.metadata import config_from_metadata
 from formats.gguf.tokenizer_files import tokenizer_files
 from tests.fuzz.loop import main
 

@@ -14,11 +14,13 @@ from formats.gguf.file import SHARD, GgufFile
 from quant.measure import within
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
-from qwen35_convert.containers.gguf.differences import config_differences, header_differences
+from qwen35_convert.containers.gguf.differences import header_differences
 from qwen35_convert.containers.gguf.expected import make_gguf_plan
 from qwen35_convert.containers.gguf.importance import USED
 from qwen35_convert.containers.gguf.kept import holds
+from qwen35_convert.containers.gguf.metadata_check import config_differences, own_differences
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
+from qwen35_convert.containers.gguf.mmproj_values import value_failures
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
@@ -95,6 +97,7 @@ class GgufFiles:
     def census(self, artifact: Checkpoint) -> Iterator[Failure]:
         """Judge what llama.cpp would refuse, or read wrongly."""
         yield from gguf_failures(artifact)
+        yield from own_differences(artifact)
 
     def weighed(self, artifact: Checkpoint) -> bool:
         """Whether the metadata name an importance matrix."""
@@ -133,7 +136,13 @@ class GgufFiles:
         yield from config_differences(artifact, source)
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
-        """Judge the vision file, if there is one."""
+        """Judge the header of the vision file, if there is one."""
         vision = mmproj_beside(artifact)
         if vision is not None:
-            yield from mmproj_failures(vision, source)
+            yield from mmproj_failures(vision, artifact, source)
+
+    def values_beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
+        """Judge the vision file's values."""
+        vision = mmproj_beside(artifact)
+        if vision is not None:
+            yield from value_failures(vision, source)

@@ -64,6 +64,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         dropped=dropped,
         notes=notes,
         importance=importance.weights,
+        title=title(source.name),
     )
 
 

@@ -132,3 +132,7 @@ class SafetensorsFolder:
     def beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
         """Yield nothing."""
         yield from ()
+
+    def values_beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
+        """Yield nothing."""
+        yield from ()

@@ -147,7 +147,7 @@ def test_a_revision_is_one_failure_that_says_how_far_off_it_is(plain, tmp_path):
         (
             dense,
             {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 2 + ["full_attention"]},
-            "source the artifact has 4 layers, the source 3",
+            "source the artifact has 4 layers, the source 3 (num_hidden_layers)",
         ),
         (
             dense,

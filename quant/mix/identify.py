@@ -1,0 +1,74 @@
+"""Which mixes a GGUF file's types are: `general.file_type`, told from the tensors.
+
+A file that has, tensor by tensor, the types of a mix is one of that mix and of no other. A file
+with exceptions of its own is called after the mix it began with, so of it nothing more is known
+than that some tensors have about as many bits as that mix's own type.
+
+Source: `llama_ftype_get_default_type` of llama.cpp's src/llama-quant.cpp at b11434.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quant.ggml import codec
+from quant.mix import llama_cpp
+from quant.mix.choose import FILE_TYPES, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from quant.mix.tensors import Facts, MixTensor
+
+# The type that a file type begins with, by its number in llama.h.
+MAIN_TYPES = {FILE_TYPES[mix]: type_ for mix, type_ in llama_cpp.DEFAULTS.items()} | {
+    0: "F32", 1: "F16", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K", 22: "IQ3_S", 23: "IQ3_XXS",
+    24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_S", 28: "IQ2_XS", 29: "IQ2_S", 31: "IQ1_M", 32: "BF16",
+    36: "TQ1_0", 37: "TQ2_0", 39: "NVFP4", 40: "Q1_0",
+}  # fmt: skip
+# Set beside a number that was guessed from the tensors.
+GUESSED = 1024
+# A mixture's exceptions are a few tenths of its bits; Q4_0 has half of Q8_0's.
+NEAR = 1.5
+
+
+def exact_mixes(
+    types: Mapping[str, str], tensors: Sequence[MixTensor], facts: Facts
+) -> dict[str, int]:
+    """Return the mixes, with their file types, that give every tensor the type it has."""
+    named = {mix: number for mix, number in FILE_TYPES.items() if _may_be(number, types, tensors)}
+    return {
+        mix: number
+        for mix, number in named.items()
+        if any(chosen == types for chosen in _choices(mix, tensors, facts))
+    }
+
+
+def _may_be(number: int, types: Mapping[str, str], tensors: Sequence[MixTensor]) -> bool:
+    """Whether a tensor has the mix's own type, as far as its rows are whole blocks; or Q8_0."""
+    main, stored = MAIN_TYPES[number], set(types.values())
+    own = {codec.fallback(main, tensor.shape[-1]) for tensor in tensors}
+    return not own.isdisjoint(stored) or (main == "MXFP4" and "Q8_0" in stored)
+
+
+def _choices(mix: str, tensors: Sequence[MixTensor], facts: Facts) -> Iterator[dict[str, str]]:
+    for imatrix in (False, True):
+        for theirs in (True, False):
+            known = replace(facts, imatrix=imatrix)
+            chosen = choose(mix, tensors, known, like_llama_cpp=theirs)
+            yield {name: choice.type for name, choice in chosen.items()}
+
+
+def may_be_called(number: int, types: Iterable[str]) -> bool:
+    """Whether weights of these types may be in a file of this file type, with its exceptions."""
+    main = MAIN_TYPES.get(number & ~GUESSED)
+    if main is None:
+        return False
+    ratios = (_bits(type_) / _bits(main) for type_ in types)
+    return any(1 / NEAR <= ratio <= NEAR for ratio in ratios)
+
+
+def _bits(name: str) -> float:
+    columns, size = codec.block(name)
+    return 8 * size / columns
