@@ -15,6 +15,7 @@ from tests.planted import (
     right_encoders,
     right_folders,
     right_gguf,
+    right_gguf_keys,
     right_libraries,
     right_places,
     right_sides,
@@ -182,24 +183,27 @@ def _quantize(workshop: Workshop, folder: Path) -> Made:
 
 def _changed() -> Iterator[Right]:
     """Yield bases that are changed as other tools, and right ones, would have made them."""
-    for changes in (
-        right_encoders.changes,
-        right_folders.changes,
-        right_configs.changes,
-        right_sides.changes,
-        right_gguf.changes,
-        right_tensors.changes,
+    for table in (
+        right_encoders,
+        right_folders,
+        right_configs,
+        right_sides,
+        right_gguf,
+        right_gguf_keys,
+        right_tensors,
     ):
-        for kind, name, base, change in changes():
+        for kind, name, base, change in table.changes():
             yield Right(kind, f"{name} {base}", partial(_change, base=base, change=change))
-    for makers in (
-        right_libraries.makers,
-        right_beside.makers,
-        right_gguf.makers,
-        right_tensors.makers,
-        right_places.makers,
-    ):
-        for kind, name, make in makers():
+    makers = (
+        right_libraries,
+        right_beside,
+        right_gguf,
+        right_gguf_keys,
+        right_tensors,
+        right_places,
+    )
+    for table in makers:
+        for kind, name, make in table.makers():
             yield Right(kind, name, make)
 
 
