@@ -13,6 +13,8 @@ from tests.planted.header_faults import FILES
 from tests.planted.order_faults import HOMES, turned
 from tests.planted.tensor_fault import Plant, change, row_zeroed, rows_swapped, swap, tensor_fault
 
+# Norms whose 1 + w has more than the eleven bits of F16.
+LONG_NORMS = in_bases("wide-bf16", "wide-q4_k_m", "moe-mxfp4_moe")
 MOE = in_bases(
     "moe-fp8-block",
     "moe-fp8-block-hub",
@@ -30,7 +32,9 @@ def cases() -> Iterator[Fault]:
         yield tensor_fault("values", name, plant, HOMES)
     for name, plant in CONTROL.items():
         yield tensor_fault("control", name, plant, HOMES)
-    yield tensor_fault("control", "norm-added-in-bf16", NORM_IN_BF16, FILES)
+    yield tensor_fault("control", "norm-added-in-f16", NORM_IN_F16, LONG_NORMS)
+    for name, plant in ROUNDED.items():
+        yield tensor_fault("control", name, plant, FILES)
     for name, plant in EXPERTS.items():
         yield tensor_fault("experts", name, plant, MOE)
 
@@ -159,8 +163,12 @@ def _swap_experts(tensors: Tensors) -> Names:
     return "layers.1.mlp.experts.0 is swapped with layers.1.mlp.experts.3"
 
 
-# The file holds 1 + w in F32; BF16 keeps eight bits of it.
-NORM_IN_BF16 = change("layers.0.input_layernorm.weight", lambda v: v.bfloat16().float())
+NORM_IN_F16 = change("norm.weight", lambda v: v.half().float())
+# What a file holds in F32, 1 + w and -exp(A_log), computed in another type or carelessly.
+ROUNDED: dict[str, Plant] = {
+    "norm-added-in-bf16": change("layers.0.input_layernorm.weight", lambda v: v.bfloat16().float()),
+    "decay-by-64-ulp": change("{delta}A_log", lambda v: v * (1 + 2.0**-17)),
+}
 
 
 def _roll_experts(tensors: Tensors) -> Names:
