@@ -60,8 +60,9 @@ def _verdict(receipt: Receipt) -> Iterator[str]:
 
 def summary_claims(receipt: Receipt, schemes: Mapping[str, Any]) -> Iterator[Failure]:
     """Yield errors that are not those measured again; a conversion may have measured none."""
-    level = None if receipt.verdict is None else receipt.verdict.get("level")
-    expected = {None: None, "structure": {}}.get(level, json.loads(dump_json(schemes)))
+    expected = None if receipt.verdict is None else json.loads(dump_json(schemes))
+    if receipt.verdict and receipt.verdict.get("level") == "structure":
+        expected = {}
     for sentence in first(differences(receipt.errors, expected, "errors", _summed)):
         yield receipt.failure(sentence)
 

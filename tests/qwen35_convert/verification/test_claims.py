@@ -72,6 +72,10 @@ def test_a_receipt_as_it_is_passes(forged, level):
         ),
         (lambda r: r["source"]["files"].pop("config.json"), "does not list config.json, a file of"),
         (lambda r: r["verdict"].update(level="logits"), "verdict.level is logits, but its recipe"),
+        (
+            lambda r: r["verdict"].update(level=[]),
+            "verdict.level is [], but its recipe is verified",
+        ),
         (lambda r: r["verdict"].update(passed=False), "verdict.passed is False, but verdict.fail"),
         (lambda r: r["verdict"].update(failures=[{}]), "verdict.passed is True, but verdict.fail"),
     ],
