@@ -18,12 +18,12 @@ OUTER = "language_model."
 def namespace_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield every part of a weight that is named otherwise than its kin.
 
-    The head and MTP stand at the top, inside `language_model` where the trunk is, too.
+    The head and MTP stand at the top, unless the trunk itself is inside `language_model`.
     """
     stored = [part for atom in artifact.layout.atoms.values() for part in atom.parts]
     found = prefixes(stored)
-    top = OUTER if found.get("trunk", "").startswith(OUTER) else ""
-    found |= {part: top for part in TOP_LEVEL if part in found}
+    if not found.get("trunk", "").startswith(OUTER):
+        found |= {part: "" for part in TOP_LEVEL if part in found}
     for name in dict.fromkeys(stored):
         hub = normalise(name)
         expected = found.get(part_of(hub))
