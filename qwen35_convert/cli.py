@@ -7,6 +7,7 @@ interrupted. Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 
 MAX_MESSAGE = 4000
+COLLECTED_FROM = 200_000  # new objects; at Python's 700, collections are a tenth of `import torch`
 STOPPED = "qwen35: interrupted\n  left  run the same command again to resume"
 
 
@@ -376,6 +378,7 @@ def recipes(
 
 def main() -> None:
     """Run the command line; errors are one block on stderr, a traceback is a bug."""
+    gc.set_threshold(COLLECTED_FROM)
     try:
         from qwen35_convert.run.bus_error import exit_on_bus_error
 
