@@ -18,8 +18,8 @@ from quant.errors import QuantError
 from qwen35_convert.artifact import Conversion, verify_shown
 from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
-from qwen35_convert.containers.registry import container_for, expect, open_checkpoint
-from qwen35_convert.conversion import convert_checkpoint
+from qwen35_convert.containers.registry import container_for, open_checkpoint
+from qwen35_convert.conversion import convert_checkpoint, plan_conversion
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
@@ -59,7 +59,8 @@ def plan(
     """
     chosen = _read(recipe, overrides)
     opened = open_headers(source, stream=stream)
-    return expect(opened, chosen or default_recipe(opened, overrides, out=out), Path(out))
+    chosen = chosen or default_recipe(opened, overrides, out=out)
+    return plan_conversion(opened, chosen, Path(out))
 
 
 def download(

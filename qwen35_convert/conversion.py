@@ -11,12 +11,24 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.options import RunOptions
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import open_executor
 from qwen35_convert.run.memory import fit_memory
 from qwen35_convert.verification.levels import check_measurable
 from qwen35_convert.write.failed import check_failed
 from qwen35_convert.write.receipt import Origin
+
+
+def plan_conversion(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
+    """Return what a recipe makes of a source at OUT; of the weights only norms are read.
+
+    FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
+    """
+    plan = expect(source, recipe, out)
+    check_norms(source)
+    return plan
 
 
 def convert_checkpoint(
@@ -28,7 +40,7 @@ def convert_checkpoint(
     """
     container = container_for(out)
     container.check_out(out, source, overwrite=options.overwrite)
-    plan = expect(source, recipe, out)
+    plan = plan_conversion(source, recipe, out)
     if container.finish(out, plan, digest_of(plan, source)):
         return Conversion(out, plan, container.receipt_of(out).read_bytes(), None)
     container.check_files(out, plan, source, overwrite=options.overwrite)

@@ -12,7 +12,6 @@ from formats.family.layout import Atom
 from formats.family.rules import family
 from quant.policy import PolicyRule
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.recipe import Recipe
 
 GROUPS = {"visual": "vision", "mtp": "mtp"}
@@ -24,7 +23,6 @@ def check_convertible(source: Checkpoint) -> None:
     """Raise FormatError for a source that cannot be converted, whatever the recipe."""
     if source.layout.problems:
         raise FormatError(_all_problems(source))
-    check_norms(source)
 
 
 def _all_problems(source: Checkpoint) -> str:

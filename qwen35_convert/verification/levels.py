@@ -12,7 +12,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 
 LEVELS = ("structure", "tensors", "logits")
-LOGITS = LEVELS[-1]
+STRUCTURE, LOGITS = LEVELS[0], LEVELS[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from formats.errors import Qwen35Error
 from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
+from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
-from qwen35_convert.verification.levels import Level, effective_level
+from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, read_receipt
 from qwen35_convert.write.receipt import version
@@ -88,9 +89,13 @@ class Proof:
         # the source's folder may have been moved since
         named = replace(source, name=receipt.title or self.artifact.name)
         try:
-            self.expected = expect(named, receipt.recipe, whole)
+            plan = expect(named, receipt.recipe, whole)
+            if self.checks.effective.name != STRUCTURE:  # which reads headers and side files alone
+                check_norms(source)
         except Qwen35Error as error:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
+        else:
+            self.expected = plan
 
     @property
     def only(self) -> str | None:

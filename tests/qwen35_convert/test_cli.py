@@ -86,6 +86,23 @@ def test_an_error_is_reported_without_loading_torch_in_under_a_second(mistake):
     assert min(times) < 1.0
 
 
+def test_structure_is_verified_without_loading_torch(nano, tmp_path):
+    """Headers and side files are compared with the source's; no weight is read."""
+    assert qwen35("convert", nano, "-o", tmp_path / "out", "--no-verify").returncode == 0
+    arguments = ["verify", str(tmp_path / "out"), "--against", str(nano), "--level", "structure"]
+    code = (
+        "import sys\n"
+        f"sys.argv = ['qwen35', *{arguments}]\n"
+        "from qwen35_convert import cli\n"
+        "cli.app(standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_answers_at_once():
     """0.5 s is the promise; the processor's own time, best of three: the machine may be busy."""
     times = []
