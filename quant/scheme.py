@@ -72,11 +72,13 @@ class Cost:
     read     mapped, decoded, and on the way there
     write    while encoding, beside what was read
     compare  while comparing, beside both sides as they were read
+    measure  while measuring: both sides in float32
     """
 
     read: int
     write: int
     compare: int
+    measure: int = 8
 
 
 class Scheme(StoredForm, Recogniser, Protocol):

@@ -232,5 +232,6 @@ def each_row(
     for part in scheme.parts("", shape):
         if part.constant is None:
             data = part.unpack(parts[part.key]) if part.unpack else parts[part.key]
-            rows[part.key] = data if part.rows is None else _at(data, index // part.rows)
+            own = part.rows is None or part.rows == 1
+            rows[part.key] = data if own else _at(data, index // part.rows)
     return rows

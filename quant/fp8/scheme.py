@@ -212,7 +212,7 @@ class Fp8(Usual):
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what is held: codes, also widened; their scales; the product; BF16."""
-        return Cost(1 + 3 * 4 + 2 + (4 if moved else 0), 2, 2)
+        return Cost(1 + 3 * 4 + 2 + (4 if moved else 0), 2, 2, measure=2)
 
     def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
         """Return compressed-tensors' group."""

@@ -110,7 +110,7 @@ class Ggml(Usual):
         Of a type without an encoder of ours, a weight is outside if its error is half of itself,
         which no rounding makes it and any wrong order of rows or columns does.
         """
-        from quant.measure import measure
+        from quant.sums import measure
 
         decoded, columns = self.decode(rows).float(), w_NK.shape[-1]
         error = measure(w_NK, decoded)
@@ -133,7 +133,7 @@ class Ggml(Usual):
 
     def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
         """Return how far the decoded blocks are from the weight."""
-        from quant.measure import measure
+        from quant.sums import measure
 
         return measure(w_NK, self.decode(rows).float())
 
