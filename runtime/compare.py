@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +31,34 @@ from runtime.workers import Workers
 
 _BLOCK_ROWS = 512
 _STRIP_CELLS = 1 << 20
-Block = tuple[Divergence, Tensor, Tensor]
-Streams = Callable[[Iterator[Tensor]], Iterator[Tensor]]
+Block = tuple[slice, Divergence, Tensor, Tensor]
+
+
+class Kept(Protocol):
+    """Gives what was computed of a source before, or keeps what is computed now."""
+
+    def streams(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Yield the residual stream after each layer; `computed` computes it when asked for it."""
+        ...
+
+    def logits(self, rows: slice, columns: slice, compute: Callable[[], Tensor]) -> Tensor:
+        """Return the logits of some rows for some of the vocabulary, to be overwritten."""
+        ...
+
+
+class NothingKept:
+    """Keeps nothing: all is computed."""
+
+    def streams(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Return what is computed."""
+        return computed
+
+    def logits(self, _rows: slice, _columns: slice, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute."""
+        return compute()
+
+
+NOTHING_KEPT = NothingKept()
 
 
 @dataclass(frozen=True)
@@ -79,32 +105,31 @@ def compare_logits(
     ids_NT: Tensor,
     *,
     device: torch.device | str,
-    streams: Streams = lambda computed: computed,
+    kept: Kept = NOTHING_KEPT,
     progress: Progress = lambda _: None,
 ) -> LogitsReport:
     """Run both over the same tokens in float32, layer by layer, and compare them.
 
-    ids_NT   [N, T] token ids, each row a text of its own; T at least 2
-    streams  gives the source's residual streams, from an earlier run or from the iterator of those
-             that are computed when they are asked for
+    ids_NT  [N, T] token ids, each row a text of its own; T at least 2
+    kept    what an earlier run computed of the source
 
     FormatError if either has problems or they are not models of one shape.
     """
     _check_alike(source.config, artifact.config)
     with Workers(device) as workers:
         walks = [_walk(one, ids_NT, device, workers) for one in (source, artifact)]
-        layers, ends = _compared_layers(walks, streams, progress)
-        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device)), layers)
+        layers, ends = _compared_layers(walks, kept, progress)
+        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
 
 
 def _compared_layers(
-    walks: Sequence[Walk], streams: Streams, progress: Progress
+    walks: Sequence[Walk], kept: Kept, progress: Progress
 ) -> tuple[tuple[LayerError, ...], tuple[Tensor, ...]]:
     """Walk source and artifact in step; return the errors by layer and the last streams."""
     kinds = walks[0].config.layer_types
     layers: list[LayerError] = []
     ends: tuple[Tensor, ...] = ()
-    sources, artifacts = streams(walks[0].residuals()), walks[1].residuals()
+    sources, artifacts = kept.streams(walks[0].residuals()), walks[1].residuals()
     for source, artifact in zip(sources, artifacts, strict=True):
         ends = source.to(artifact.device), artifact
         layers.append(LayerError(len(layers), kinds[len(layers)], _relative_error(*ends)))
@@ -112,20 +137,31 @@ def _compared_layers(
     return tuple(layers), ends
 
 
-def _diverged(walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor) -> list[Divergence]:
+def _diverged(
+    walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor, kept: Kept
+) -> list[Divergence]:
     """Return the divergences of blocks of rows after the whole vocabulary."""
-    targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), _BLOCK_ROWS)
-    sides = zip(walks, ends, strict=True)
-    hidden = [torch.split(walk.hidden(x), _BLOCK_ROWS) for walk, x in sides]
-    blocks = list(zip(map(Divergence, targets), *hidden, strict=True))
+    blocks = list(_blocks(walks, ends, ids_NT))
     for source, artifact in zip(*map(_head_strips, walks), strict=True):
 
         def take(block: Block, source: Tensor = source, artifact: Tensor = artifact) -> None:
-            divergence, x_source, x_artifact = block
-            divergence.take(x_source @ source.T, x_artifact @ artifact.T)
+            rows, divergence, x_source, x_artifact = block
+            columns = slice(divergence.first, divergence.first + len(source))
+            logits = kept.logits(rows, columns, lambda: x_source @ source.T)
+            divergence.take(logits.to(x_artifact.device), x_artifact @ artifact.T)
 
         walks[0].workers.run(take, blocks)
-    return [divergence for divergence, *_ in blocks]
+    return [divergence for _, divergence, *_ in blocks]
+
+
+def _blocks(walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor) -> Iterator[Block]:
+    """Yield ranges of rows, each with the divergence of its tokens and the head's two inputs."""
+    targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), _BLOCK_ROWS)
+    sides = zip(walks, ends, strict=True)
+    hidden = [torch.split(walk.hidden(x), _BLOCK_ROWS) for walk, x in sides]
+    for i, (target, *inputs) in enumerate(zip(targets, *hidden, strict=True)):
+        start = i * _BLOCK_ROWS
+        yield slice(start, start + len(target)), Divergence(target), inputs[0], inputs[1]
 
 
 def _walk(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -24,6 +25,8 @@ from qwen35_convert.write.receipt import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from runtime.compare import Kept
 
 ROW_TOKENS, MAX_ROWS = 512, 16
 # numbers of malloc.h
@@ -79,27 +82,23 @@ def check_logits(
     _use_memory_again()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = token_rows(source, check.text)
-    report = compare_logits(
-        source,
-        artifact,
-        rows,
-        device=device,
-        streams=_streams(source, rows, device, check.cache),
-        progress=progress,
-    )
+    with _kept(source, rows, device, check.cache) as kept:
+        report = compare_logits(source, artifact, rows, device=device, kept=kept, progress=progress)
     limits = limits_of(artifact, check.max_kl, check.min_top1)
     digest = sha256_file(text_path(check.text))
     measured = report.as_dict() | {"text_sha256": digest, "limits": limits.as_dict()}
     return measured, list(_shortfalls(measured, limits))
 
 
-def _streams(
+def _kept(
     source: Checkpoint, rows: Tensor, device: str, cache: Path | None
-) -> Callable[[Iterator[Tensor]], Iterator[Tensor]]:
-    """Return what gives the source's residual streams for those that would be computed."""
+) -> AbstractContextManager[Kept]:
+    """Return what gives, or keeps, what is computed of the source."""
+    from runtime.compare import NOTHING_KEPT
+
     if cache is None:
-        return lambda computed: computed
-    return LogitsCache.of(cache, source, rows, device).streams
+        return nullcontext(NOTHING_KEPT)
+    return LogitsCache.of(cache, source, rows, device).opened()
 
 
 def _use_memory_again() -> None:

@@ -17,17 +17,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from formats.safetensors.file import SafetensorsFile, build_header
 from formats.tensor import TensorInfo
-from qwen35_convert.durable import write_all, written_aside
+from qwen35_convert.durable import reserve, write_all, written_aside
 from qwen35_convert.errors import OutputError
 from qwen35_convert.run.items import as_bytes
 from qwen35_convert.write.receipt import version
@@ -35,13 +36,17 @@ from qwen35_convert.write.receipt import version
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.compare import Kept
+
+LOGITS = "logits"
+
 
 @dataclass(frozen=True, slots=True)
 class LogitsCache:
-    """The streams of one source over one text, if they are kept, or where they will be.
+    """What was computed of one source over one text, if it is kept, or where it will be.
 
-    path   the file of these streams
-    infos  what it holds
+    path   the file
+    infos  what it holds: the streams, and then the logits
     """
 
     path: Path
@@ -50,35 +55,74 @@ class LogitsCache:
     @staticmethod
     def of(folder: Path, source: Checkpoint, ids_NT: Tensor, device: str) -> LogitsCache:
         """Return the place in a folder, which is made. OutputError if that cannot be written."""
-        shape = (ids_NT.numel(), source.config.sizes["H"])
+        count, sizes = ids_NT.numel(), source.config.sizes
         layers = range(len(source.config.layer_types))
-        infos = tuple(TensorInfo(f"layers.{i}", "F32", shape) for i in layers)
+        streams = [TensorInfo(f"layers.{i}", "F32", (count, sizes["H"])) for i in layers]
+        infos = (*streams, TensorInfo(LOGITS, "F32", (count * sizes["V"],)))
         path = folder / f"{_digest(source, ids_NT, device)}.safetensors"
         if not path.is_file():
             _check_folder(folder, sum(info.nbytes for info in infos))
         return LogitsCache(path, infos)
 
-    def streams(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
-        """Yield the kept streams; if there are none, those that are computed, and keep them."""
-        return self._kept() if self.path.is_file() else self._kept_from_now_on(computed)
-
-    def _kept(self) -> Iterator[Tensor]:
-        file = SafetensorsFile(self.path)
-        for info in self.infos:
-            yield file.read(info.name)
-            file.release()
-
-    def _kept_from_now_on(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
-        header, _ = build_header(self.infos, {})
+    @contextmanager
+    def opened(self) -> Iterator[Kept]:
+        """Give what is kept; if there is nothing, what keeps it, in place once all is computed."""
+        if self.path.is_file():
+            yield _Kept(SafetensorsFile(self.path), self.infos)
+            return
+        header, places = build_header(self.infos, {})
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with _unwritable(self.path), written_aside(self.path, aside) as file:
+            reserve(file, places[-1] + self.infos[-1].nbytes)
             write_all(file, memoryview(header), 0)
-            place = len(header)
-            for _, stream in zip(self.infos, computed, strict=True):
-                data = as_bytes(stream)
-                write_all(file, data, place)
-                place += data.nbytes
-                yield stream
+            yield _Keeping(file, self.infos, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Reads what was kept."""
+
+    file: SafetensorsFile
+    infos: Sequence[TensorInfo]
+
+    def streams(self, _computed: Iterator[Tensor]) -> Iterator[Tensor]:
+        for info in self.infos[:-1]:
+            yield self.file.read(info.name)
+            self.file.release()
+
+    def logits(self, rows: slice, columns: slice, _compute: Callable[[], Tensor]) -> Tensor:
+        place, shape = _tile(self.infos, rows, columns)
+        tile = self.file.read(LOGITS)[place : place + prod(shape)].view(shape).clone()
+        self.file.release()
+        return tile
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """Writes what is computed; safe from any thread."""
+
+    file: int
+    infos: Sequence[TensorInfo]
+    places: Sequence[int]
+
+    def streams(self, computed: Iterator[Tensor]) -> Iterator[Tensor]:
+        for place, stream in zip(self.places[:-1], computed, strict=True):
+            write_all(self.file, as_bytes(stream), place)
+            yield stream
+
+    def logits(self, rows: slice, columns: slice, compute: Callable[[], Tensor]) -> Tensor:
+        tile, (first, _) = compute(), _tile(self.infos, rows, columns)
+        write_all(self.file, as_bytes(tile), self.places[-1] + first * tile.itemsize)
+        return tile
+
+
+def _tile(infos: Sequence[TensorInfo], rows: slice, columns: slice) -> tuple[int, tuple[int, int]]:
+    """Return where a tile of logits begins, by elements, and its shape.
+
+    Strips of the vocabulary follow each other, in each strip blocks of rows.
+    """
+    shape = rows.stop - rows.start, columns.stop - columns.start
+    return columns.start * infos[0].shape[0] + rows.start * shape[1], shape
 
 
 def _digest(source: Checkpoint, ids_NT: Tensor, device: str) -> str:

@@ -74,13 +74,27 @@ def test_the_second_comparison_reads_no_layer_of_the_source(pair, text, tmp_path
     assert plain == first == second, "to the last digit"
 
 
-def test_the_file_is_safetensors_of_every_layer(pair, text, tmp_path):
+def test_the_file_is_safetensors_of_every_layer_and_of_the_logits(pair, text, tmp_path):
     measured(pair, text, tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
-    streams = load_file(file)
-    assert sorted(streams) == [f"layers.{i}" for i in range(4)]
-    assert {stream.dtype for stream in streams.values()} == {torch.float32}
-    assert len({stream.shape for stream in streams.values()}) == 1
+    tensors = load_file(file)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    logits = tensors.pop("logits")
+    assert sorted(tensors) == [f"layers.{i}" for i in range(4)]
+    assert len({stream.shape for stream in tensors.values()}) == 1
+    tokens, config = len(tensors["layers.0"]), open_checkpoint(pair[0]).config
+    assert logits.shape == (tokens * config.sizes["V"],)
+
+
+def test_of_the_source_no_logits_are_computed_again(pair, text, tmp_path):
+    cache = tmp_path / "cache"
+    first = measured(pair, text, cache)
+    (file,) = cache.iterdir()
+    offset = file.stat().st_size - 4 * open_checkpoint(pair[0]).config.sizes["V"]
+    with file.open("r+b") as opened:  # the last tokens' logits of another source
+        opened.seek(offset)
+        opened.write(bytes(400))
+    assert measured(pair, text, cache)["kl_mean"] > first["kl_mean"]
 
 
 def test_another_source_text_or_version_is_computed_anew(pair, text, tmp_path, monkeypatch):
@@ -102,10 +116,11 @@ def test_what_is_interrupted_is_not_kept(pair, text, tmp_path):
     source = open_checkpoint(pair[0])
     ids = torch.tensor([[1, 2, 3]])
     cache = LogitsCache.of(tmp_path / "cache", source, ids, "cpu")
-    streams = cache.streams(iter(torch.zeros(4, 3, source.config.sizes["H"])))
-    next(streams)
-    assert len(kept(tmp_path / "cache")) == 1
-    streams.close()
+    computed = iter(torch.zeros(4, 3, source.config.sizes["H"]))
+    with pytest.raises(KeyboardInterrupt), cache.opened() as keeping:
+        next(keeping.streams(computed))
+        assert len(kept(tmp_path / "cache")) == 1
+        raise KeyboardInterrupt
     assert kept(tmp_path / "cache") == []
 
 
