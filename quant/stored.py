@@ -232,6 +232,6 @@ def each_row(
     for part in scheme.parts("", shape):
         if part.constant is None:
             data = part.unpack(parts[part.key]) if part.unpack else parts[part.key]
-            own = part.rows is None or part.rows == 1
-            rows[part.key] = data if own else _at(data, index // part.rows)
+            shared = part.rows or 1
+            rows[part.key] = data if shared == 1 else _at(data, index // shared)
     return rows

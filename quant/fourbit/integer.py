@@ -98,7 +98,7 @@ class Steps(Usual):
 
     def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
         """Return how far the decoded rows are from the weight."""
-        from quant.measure import measure
+        from quant.sums import measure
 
         return measure(w_NK, self.decode(rows))
 

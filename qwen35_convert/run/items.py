@@ -101,17 +101,25 @@ class Preparation:
     def __init__(self, source: Checkpoint) -> None:
         self._source = source
         self._known: dict[tuple[str, str], object] = {}
+        self._locks: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
     def of(self, item: Item) -> object:
-        """Return what the item's scheme must know; the first item of a matrix reads all of it."""
+        """Return what the item's scheme must know; the first item of a matrix reads all of it.
+
+        Items of the same matrix wait for it, others do not.
+        """
         key = item.scheme.name, item.atom.matrix
         with self._lock:
+            own = self._locks.setdefault(key, threading.Lock())
+        with own:
             if key in self._known:
                 return self._known[key]
             known = item.scheme.prepare(self._values(item))
-            if known is not None:  # most schemes must know nothing, and there are many matrices
+            if known is not None:
                 self._known[key] = known
+            else:  # most schemes must know nothing, and there are many matrices
+                self._locks.pop(key, None)
             return known
 
     def _values(self, item: Item) -> Iterator[Tensor]:
