@@ -233,7 +233,7 @@ def test_the_projections_of_decay_and_beta_may_be_float_or_q8_0(scheme):
         ([("layers.0.mlp.gate", "bf16")], "role router is protected,\n  expected f32, or a glob"),
         ([("*.conv1d", "f16")], "role conv1d is protected"),
         ([("*_layernorm", "q8_0")], "role norm is protected"),
-        ([("layers.*.mlp.down_proj", "q8_0")], "matches no weight"),
+        ([("layers.*.mlp.down", "q8_0")], "matches no weight"),
         ([("*.o_proj", "q8_0"), ("*.o_proj", "q6_k")], "decides nothing"),
         ([("*.o_proj", "fp8-block")], "type 'fp8-block' is not known"),
         ([("*.o_proj", "keep")], "type 'keep' is not known"),
