@@ -6,27 +6,58 @@ which stored tensors belong together, so that the layout can account for every o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from formats.tensor import TensorInfo
 
 KEEP = "keep"
+MAX_NAMED = 3
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a checkpoint cannot be converted as it is, and what would help."""
+    """Why a checkpoint cannot be converted as it is, and what would help.
+
+    part   what can be left out and would take the problem with it: vision or mtp
+    cause  what problems with other words have in common, so that they are told as one
+    """
 
     tensor: str
     problem: str
     remedy: str
+    part: str = ""
+    cause: str = ""
 
     def __str__(self) -> str:
-        return f"{self.tensor} {self.problem}\n  fix   {self.remedy}"
+        return tell([self])
+
+
+def tell(problems: Sequence[Problem]) -> str:
+    """Return problems of one cause as one message: the first of them, and how many more."""
+    first, *more = problems
+    text = f"{first.tensor} {first.problem}"
+    if more:
+        names = ", ".join(problem.tensor for problem in more[:MAX_NAMED])
+        text += f"\n  and   {len(more)} more: {names}{' ...' if more[MAX_NAMED:] else ''}"
+    return f"{text}\n  fix   {first.remedy}"
+
+
+def by_cause(problems: Iterable[Problem]) -> list[list[Problem]]:
+    """Gather problems of one cause, in the order in which causes first appear.
+
+    Without a cause it is what they say that counts, numbers aside: layers differ by them.
+    """
+    causes: dict[tuple[str, str, str], list[Problem]] = {}
+    for problem in problems:
+        cause = problem.cause or NUMBER.sub("#", problem.problem)
+        causes.setdefault((cause, problem.remedy, problem.part), []).append(problem)
+    return list(causes.values())
 
 
 class StoredForm(Protocol):

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from formats.stored import KEEP
+from formats.stored import KEEP, Problem, by_cause, tell
 from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
@@ -208,10 +208,8 @@ def print_inspection(inspection: Inspection, *, tensors: bool) -> None:
         print(f"serving     {key} {value}")
     for note in inspection.notes:
         print(f"note        {note}")
-    for problem in inspection.problems:
-        print(
-            f"PROBLEM     {problem['tensor']} {problem['problem']}\n  fix       {problem['remedy']}"
-        )
+    for problems in by_cause(Problem(**fields) for fields in inspection.problems):
+        print(f"PROBLEM     {tell(problems)}")
     if tensors:
         for info in inspection.tensor_list:
             print(f"{info.dtype:<9}{list(info.shape)!s:<24}{info.name}")

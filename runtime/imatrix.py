@@ -25,6 +25,7 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from runtime.layerwise import Progress, Walk
+from runtime.load import has_mtp
 from runtime.workers import Workers
 
 
@@ -103,7 +104,7 @@ def collect(
             observer=imatrix,
         )
         hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
-        if checkpoint.layout.form.mtp_layers:
+        if has_mtp(checkpoint):
             walk.mtp(hidden)
             progress("MTP head")
     return imatrix

@@ -21,7 +21,9 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
+from formats.family.names import PARTS
 from formats.family.roles import ROLES
+from formats.stored import by_cause, tell
 from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
@@ -55,7 +57,7 @@ def load_model(
         layers=tuple(loader.layer(i) for i in range(len(checkpoint.config.layer_types))),
         norm=loader.tensor("norm"),
         head=embed if layout.tied else loader.linear("lm_head"),
-        mtp=loader.mtp() if layout.form.mtp_layers else None,
+        mtp=loader.mtp() if has_mtp(checkpoint) else None,
     )
 
 
@@ -72,11 +74,20 @@ def load_layer(
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Raise FormatError, naming the first of them, if the checkpoint has problems."""
-    problems = checkpoint.layout.problems
-    if problems:
-        more = f"\n  and   {len(problems) - 1} more problems" if len(problems) > 1 else ""
-        raise FormatError(f"{problems[0]}{more}")
+    """Raise FormatError, naming the first of them, if the checkpoint has problems.
+
+    The vision tower is not run, and an MTP head that is not whole is not loaded.
+    """
+    causes = by_cause(checkpoint.layout.problems_without(PARTS.values()))
+    if causes:
+        more = f"\n  and   {len(causes) - 1} other kinds of problems" if causes[1:] else ""
+        raise FormatError(f"{tell(causes[0])}{more}")
+
+
+def has_mtp(checkpoint: Checkpoint) -> bool:
+    """Tell whether there is an MTP head, and whole."""
+    broken = any(problem.part == "mtp" for problem in checkpoint.layout.problems)
+    return bool(checkpoint.layout.form.mtp_layers) and not broken
 
 
 @dataclass(frozen=True)

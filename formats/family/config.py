@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from formats.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 # symbol: (field, default of transformers' class; None: there is no sensible one)
-TEXT_FIELDS: dict[str, tuple[str, int | None]] = {
+Fields = dict[str, tuple[str, int | None]]
+TEXT_FIELDS: Fields = {
     "V": ("vocab_size", None),
     "H": ("hidden_size", None),
     "NH": ("num_attention_heads", None),
@@ -29,14 +30,14 @@ TEXT_FIELDS: dict[str, tuple[str, int | None]] = {
     "DV": ("linear_value_head_dim", 128),
     "K": ("linear_conv_kernel_dim", 4),
 }
-DENSE_FIELDS: dict[str, tuple[str, int | None]] = {"I": ("intermediate_size", None)}
-MOE_FIELDS: dict[str, tuple[str, int | None]] = {
+DENSE_FIELDS: Fields = {"I": ("intermediate_size", None)}
+MOE_FIELDS: Fields = {
     "E": ("num_experts", None),
     "TOPK": ("num_experts_per_tok", None),
     "F": ("moe_intermediate_size", None),
     "S": ("shared_expert_intermediate_size", None),
 }
-VISION_FIELDS: dict[str, tuple[str, int | None]] = {
+VISION_FIELDS: Fields = {
     "vD": ("depth", None),
     "vH": ("hidden_size", None),
     "vI": ("intermediate_size", None),
@@ -58,6 +59,7 @@ ORIGIN = "config.json"
 # model_type of the text part: is it a mixture of experts?
 TEXT_TYPES = {"qwen3_5_text": False, "qwen3_5_moe_text": True, "qwen3_next": True}
 OUTER_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+ABSENT = " (absent, default)"  # follows a field in `Config.fields`
 LAYER_TYPES = ("linear_attention", "full_attention")
 DEFAULT_INTERVAL = 4
 MAX_SIZE = (1 << 31) - 1
@@ -141,11 +143,12 @@ def read_config(raw: dict[str, Any]) -> Config:
     vision = _object(raw, "", "vision_config")
     if vision is not None:
         groups.append((vision, "vision_config.", VISION_FIELDS))
+    _check_present(groups, text, prefix)
     sizes: dict[str, int] = {}
-    fields = {"L": "num_hidden_layers", "kinds": "layer_types"}
+    fields = {"L": "num_hidden_layers", "kinds": _kinds_by(text)}
     for part, where, table in groups:
         for symbol, (field, default) in table.items():
-            absent = "" if part.get(field) is not None else " (absent, default)"
+            absent = "" if part.get(field) is not None else ABSENT
             sizes[symbol] = _size(part, where, field, default)
             fields[symbol] = where + field + absent
     layer_types = _layer_types(text, prefix)
@@ -162,6 +165,34 @@ def read_config(raw: dict[str, Any]) -> Config:
         mtp_layers=_mtp_layers(text, prefix),
         tie_flags=_tie_flags(raw, text),
     )
+
+
+def _kinds_by(text: Mapping[str, Any]) -> str:
+    """Name what says which layer is of which kind."""
+    if text.get("layer_types") is not None:
+        return "layer_types"
+    interval = text.get("full_attention_interval")
+    return f"full_attention_interval {interval or '4 (absent, default; layer_types too)'}"
+
+
+def _check_present(
+    groups: Iterable[tuple[Mapping[str, Any], str, Fields]], text: Mapping[str, Any], prefix: str
+) -> None:
+    """Refuse a config without fields that have no default, and name all of them."""
+    layers: Fields = {"": ("num_hidden_layers", None)}
+    rows = [(text, prefix, layers), *groups]
+    missing = [
+        where + field
+        for part, where, table in rows
+        for field, default in table.values()
+        if default is None and part.get(field) is None
+    ]
+    if missing:
+        verb = "are" if missing[1:] else "is"
+        raise FormatError(
+            f"config.json: {', '.join(missing)} {verb} missing",
+            fix="take config.json from the model that it was made from",
+        )
 
 
 def _mtp_layers(text: dict[str, Any], prefix: str) -> int:

@@ -25,12 +25,39 @@ MLX_CONV1D = (0, 2, 1)
 MLX_CONV3D = (0, 4, 1, 2, 3)
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What messages say where dialects differ.
+
+    missing  what to do where a tensor is missing
+    strange  where one has no place
+    shape    where one has another shape
+    """
+
+    missing: str
+    strange: str
+    shape: str
+
+
+HUB_WORDS = Words(
+    missing="no file is short, so it was lost when the model was saved: save it again, or convert "
+    "the model that it was made from",
+    strange="remove it, or correct config.json",
+    shape="use the config.json that belongs to these tensors",
+)
+
+
 class Dialect(Protocol):
     """One way to spell the family."""
 
     @property
     def kind(self) -> str:
         """What a layout of this dialect is called."""
+        ...
+
+    @property
+    def words(self) -> Words:
+        """What messages say."""
         ...
 
     def rename(
@@ -89,6 +116,7 @@ class HubDialect(_Namespaced):
     """The way of the hub: what the table says."""
 
     kind: str = HUB_DIALECT
+    words: Words = HUB_WORDS
 
     def stored_shape(self, slot: Slot, _shape: Shape) -> Shape:
         """Return the table's shape."""
@@ -106,6 +134,7 @@ class MlxDialect(_Namespaced):
     """MLX's way: convolutions with channels last, norms shifted."""
 
     kind: str = MLX
+    words: Words = HUB_WORDS
 
     def stored_shape(self, slot: Slot, shape: Shape) -> Shape:
         """Return the shape with moved axes; a patch embedding may have kept the hub's."""

@@ -12,16 +12,32 @@ without a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from formats.family.config import Config
+from formats.family.config import ABSENT, Config
 from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
-from formats.family.names import FP32_HOLDER, HUB, TEXT, leftover, rename
-from formats.family.ops import Op, Regroup, Rows, Shape, Unstack, shape_after
+from formats.family.lost_fields import LOST, lost_fields
+from formats.family.names import (
+    HUB,
+    PARTS,
+    TEXT,
+    WRAPPERS,
+    holders,
+    leftover,
+    normalise,
+    optional_part,
+    rename,
+    strip_strangers,
+    unwrap,
+)
+from formats.family.ops import Op, Shape, shape_after
+from formats.family.pieces import EXPERT_PIECES, pieces_of
 from formats.family.roles import ROLES
-from formats.family.rules import EXPERTS_FUSED, RULES, Form, Slot, family, template
-from formats.stored import Problem, Recogniser, StoredForm, StoredWeight
+from formats.family.rules import Form, Slot, family, template
+from formats.family.unplaced import has_other_mixer, why_unplaced
+from formats.family.unused import copies, is_buffer
+from formats.stored import MAX_NAMED, Problem, Recogniser, StoredForm, StoredWeight
 from formats.tensor import TensorInfo
 
 
@@ -76,6 +92,8 @@ class Layout:
     """What a checkpoint is, and its atoms in the family's order.
 
     spelling  gives the stored name of a tensor of the table, or what it would be
+    buffers  stored tensors that nobody reads: every engine computes them
+    copies   stored tensors that must be copies of others, which are read in their place
     """
 
     kind: str
@@ -86,6 +104,12 @@ class Layout:
     spelling: Callable[[str], str]
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    buffers: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)
+
+    def problems_without(self, parts: Iterable[str]) -> list[Problem]:
+        """Return the problems that are left when these parts (vision, mtp) are left out."""
+        return [problem for problem in self.problems if problem.part not in {*parts}]
 
 
 def fused_group(name: str, role: str) -> str | None:
@@ -114,8 +138,11 @@ def recognise(
     recognisers  of the stored forms that may occur, asked in this order
     dialect      how names are spelt; None: the hub's way or MLX's, whichever the tensors show
     """
-    names, collisions = dialect.rename(infos, config) if dialect else rename(infos)
+    buffers = {} if dialect else {n: info for n, info in infos.items() if is_buffer(info)}
+    infos = {name: info for name, info in infos.items() if name not in buffers}
+    names, collisions = dialect.rename(infos, config) if dialect else _hub_names(infos)
     held = {hub: infos[stored] for hub, stored in names.items()}
+    twins = {} if dialect else _take_copies(held)
     weights = _weights(held, recognisers)
     leftovers = {} if dialect else _leftovers(held, weights)
     for hub in leftovers:
@@ -127,15 +154,11 @@ def recognise(
     slots = {slot.hub: slot for slot in family(config.sizes, config.layer_types, form)}
     spelling = dialect.spelling(names, config)
     matches = _Matches(config, held, weights, recognisers, dialect, spelling)
-    atoms, problems = matches.cut(slots)
-    problems = list(
-        dict.fromkeys(
-            (*leftovers.values(), *collisions, *matches.coverage(slots, unclaimed), *problems)
-        )
-    )
+    atoms, misfits = matches.cut(slots)
     tied, tie_notes, tie_problems = _tied(config, form)
-    if dialect.kind == MLX and form.mtp_layers:
-        problems.append(_from_mlx(held))
+    problems = [*leftovers.values(), *collisions, *matches.coverage(slots, unclaimed)]
+    problems += lost_fields(misfits, config, held)
+    problems += [_from_mlx(held)] if dialect.kind == MLX and form.mtp_layers else []
     return Layout(
         kind=_kind(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
         form=form,
@@ -143,9 +166,49 @@ def recognise(
         tied=tied,
         quantized=_quantized(atoms),
         spelling=matches.spelling,
-        notes=tie_notes + _notes(held, config, form, mlx=dialect.kind == MLX),
-        problems=problems + tie_problems,
+        notes=[
+            *tie_notes,
+            *_notes(held, config, form, mlx=dialect.kind == MLX),
+            *_unused_notes([*buffers], twins),
+        ],
+        problems=_parted([*problems, *tie_problems], names),
+        buffers=tuple(buffers),
+        copies=twins,
     )
+
+
+def _unused_notes(buffers: Sequence[str], twins: Mapping[str, str]) -> Iterator[str]:
+    if buffers:
+        some = ", ".join(buffers[:MAX_NAMED]) + (" ..." if buffers[MAX_NAMED:] else "")
+        yield f"{len(buffers)} buffers that every engine computes itself are not used: {some}"
+    for twin, original in twins.items():
+        yield f"{twin} is taken for the copy of {original} that it has to be; it is not written"
+
+
+def _hub_names(infos: Mapping[str, TensorInfo]) -> tuple[dict[str, str], list[Problem]]:
+    """Return stored name by the table's, under whatever prefix."""
+    names, collisions = rename(infos)
+    names, wrapped = strip_strangers(names)
+    return names, [*collisions, *wrapped]
+
+
+def _take_copies(held: dict[str, TensorInfo]) -> dict[str, str]:
+    """Take out what has to be a copy of another tensor; return what of what."""
+    twins = {hub: held[original].name for hub, original in copies(held)}
+    return {held.pop(hub).name: original for hub, original in twins.items()}
+
+
+def _parted(problems: Iterable[Problem], names: Mapping[str, str]) -> list[Problem]:
+    """Return each problem once, with the part of the model that its tensor belongs to."""
+    hubs = {stored: hub for hub, stored in names.items()}
+    return [
+        replace(
+            problem,
+            part=problem.part
+            or optional_part(hubs.get(problem.tensor) or normalise(problem.tensor)),
+        )
+        for problem in dict.fromkeys(problems)
+    ]
 
 
 def _weights(
@@ -184,7 +247,7 @@ def _from_mlx(held: Mapping[str, TensorInfo]) -> Problem:
         f"has shape {list(conv.shape)}, as in an MLX checkpoint, "
         "whose MTP norms may or may not be shifted"
     )
-    return Problem(conv.name, problem, "convert the original checkpoint")
+    return Problem(conv.name, problem, "convert the original checkpoint", part=PARTS["mtp"])
 
 
 def _form(names: Sequence[str], config: Config) -> Form:
@@ -235,17 +298,16 @@ class _Matches:
 
     def coverage(self, slots: Mapping[str, Slot], unclaimed: Sequence[str]) -> Iterator[Problem]:
         """Yield a problem for each place without a tensor, and for each tensor without a place."""
-        again = "download the checkpoint again"
+        words = self.dialect.words
         for hub in slots:
-            if hub not in self.weights and hub not in self.held:
-                other = ", or remove the other mtp tensors" if hub.startswith("mtp.") else ""
-                yield Problem(self.spelling(hub), "is missing", again + other)
+            there = hub in self.weights or hub in self.held
+            if not there and not has_other_mixer(hub, self.held):
+                part = optional_part(hub)
+                yield Problem(self.spelling(hub), "is missing", words.missing, part)
         for hub in (*self.weights, *unclaimed):
             if hub not in slots:
-                reason = _unplaced(hub, self.config)
-                remedy = f"remove it, or correct {self.config.origin}"
-                unplaced = Problem(self.held[hub].name, reason, remedy)
-                yield self._explain(hub) or unplaced
+                reason = why_unplaced(hub, self.config)
+                yield self._explain(hub) or Problem(self.held[hub].name, reason, words.strange)
 
     def _explain(self, hub: str) -> Problem | None:
         """Ask what is wrong with a tensor that no recogniser has taken."""
@@ -276,13 +338,14 @@ class _Matches:
         if shape == expected:
             return None
         symbols = slot.rule.shape
+        fields = self.config.source_of(symbols)
         problem = (
             f"has shape {list(shape)}, expected {list(expected)} ({symbols})\n"
-            f"  from  {self.config.origin}: {self.config.source_of(symbols)}"
+            f"  from  {self.config.origin}: {fields}"
         )
         if sorted(shape) != sorted(expected):
-            remedy = f"use the {self.config.origin} that belongs to these tensors"
-            return Problem(name, problem, remedy)
+            cause = LOST if ABSENT in fields else "shape"
+            return Problem(name, problem, self.dialect.words.shape, cause=cause)
         order = "it is transposed" if shape == expected[::-1] else "its axes are in another order"
         return Problem(name, f"{problem}\n  why   {order}", "save it in the hub's order")
 
@@ -290,42 +353,10 @@ class _Matches:
         """Yield the atoms of one stored weight."""
         sizes, parts = self.config.sizes, tuple(part.name for part in weight.parts)
         plain = _renamed(parts[0], weight.name)
-        for hub, role, pieces in _pieces(slot, sizes):
+        for hub, role, pieces in pieces_of(slot, sizes):
             ops = pieces + self.dialect.ops_to_hub(role, slot, weight.shape, sizes)
             name, shape = hub.removesuffix(".weight"), shape_after(ops, weight.shape)
             yield Atom(name, hub, role, shape, weight.dtype, weight.form, plain, parts, ops)
-
-
-MIXERS = {"linear_attn": "linear_attention", "self_attn": "full_attention"}
-
-
-def _unplaced(hub: str, config: Config) -> str:
-    """Say why a tensor has no place, by the field of config.json that denies it one."""
-    key, numbers = template(hub)
-    if key not in RULES:
-        return "is no tensor of the Qwen3.5 family"
-    if key.startswith("visual."):
-        if config.vision is None:
-            return "is visual, but config.json has no vision_config"
-        return f"is in block {numbers[0]}, but {config.fields['vD']} is {config.sizes['vD']}"
-    if key.startswith("layers.#."):
-        reason = _wrong_layer(key, numbers[0], config)
-        if reason:
-            return reason
-    if ".experts.#." in key and config.moe and numbers[1] >= config.sizes["E"]:
-        return f"is expert {numbers[1]}, but {config.fields['E']} is {config.sizes['E']}"
-    kind = "mixture of experts" if config.moe else "dense model"
-    return f"has no place beside the other tensors in a {kind} of this {config.origin}"
-
-
-def _wrong_layer(key: str, layer: int, config: Config) -> str | None:
-    layer_types = config.layer_types
-    if layer >= len(layer_types):
-        return f"is in layer {layer}, but {config.fields['L']} is {len(layer_types)}"
-    mixer = next((MIXERS[s] for s in key.split(".") if s in MIXERS), None)
-    if mixer in (None, layer_types[layer]):
-        return None
-    return f"has no place in a layer that {config.fields['kinds']} calls {layer_types[layer]}"
 
 
 def _renamed(stored: str, weight: str) -> str:
@@ -333,49 +364,6 @@ def _renamed(stored: str, weight: str) -> str:
     last = weight.rpartition(".")[2]
     parent, _, own = stored.rpartition(".")
     return stored if own == last or not parent else f"{parent}.{last}"
-
-
-def _pieces(slot: Slot, sizes: Mapping[str, int]) -> Iterator[tuple[str, str, tuple[Op, ...]]]:
-    """Yield (hub name, role, operations) of each atom inside a stored tensor."""
-    role, parent = slot.rule.role, slot.hub.removesuffix(".weight").rsplit(".", 1)[0]
-    if role in EXPERT_PIECES:
-        experts = f"{parent.split('.mlp.', 1)[0]}.mlp.experts"
-        width = sizes["F"]
-        for e in range(slot.shape[0]):
-            for projection, half in EXPERT_PIECES[role]:
-                cut: tuple[Op, ...] = (Unstack(e),)
-                if half is not None:
-                    cut += (Rows(half * width, (half + 1) * width),)
-                yield f"{experts}.{e}.{projection}.weight", "expert", cut
-    elif role in GDN_PIECES:
-        ratio = sizes["NV"] // sizes["NK"]
-        dims = {"k": sizes["DK"], "v": ratio * sizes["DV"], "h": ratio}
-        widths = tuple(dims[w] for w in GDN_PIECES[role][0])
-        for projection, keep in GDN_PIECES[role][1]:
-            regroup = Regroup(sizes["NK"], widths, keep)
-            yield f"{parent}.{projection}.weight", projection, (regroup,)
-    else:
-        yield slot.hub, role, ()
-
-
-# stored role: ((projection, which half of the rows), ...)
-EXPERT_PIECES: dict[str, tuple[tuple[str, int | None], ...]] = {
-    "experts_gate_up": (("gate_proj", 0), ("up_proj", 1)),
-    "experts_down": (("down_proj", None),),
-    "experts_gate": (("gate_proj", None),),
-    "experts_up": (("up_proj", None),),
-}
-# projection: (stored name of the stack, pieces in its rows, which of them), from the two tables
-EXPERT_STACKS: dict[str, tuple[str, int, int]] = {
-    projection: (rule.hub.rsplit(".", 1)[1], len(EXPERT_PIECES[rule.role]), half or 0)
-    for rule in EXPERTS_FUSED
-    for projection, half in EXPERT_PIECES[rule.role]
-}
-# stored role: (widths of one key head's pieces, ((projection, pieces), ...))
-GDN_PIECES: dict[str, tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]] = {
-    "in_proj_qkvz": ("kkvv", (("in_proj_qkv", (0, 1, 2)), ("in_proj_z", (3,)))),
-    "in_proj_ba": ("hh", (("in_proj_b", (0,)), ("in_proj_a", (1,)))),
-}
 
 
 def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
@@ -405,22 +393,22 @@ def _quantized(atoms: Mapping[str, Atom]) -> str | None:
 def _kind(held: Mapping[str, TensorInfo], config: Config, form: Form) -> str:
     if form.gdn_in == "fused":
         return "next"
-    named = _segments(held)[:2] == ["model", "language_model"]
+    named = _segments(held)[:2] == [*WRAPPERS]
     return HUB if config.nested and (form.vision or named) else TEXT
 
 
 def _segments(held: Mapping[str, TensorInfo]) -> list[str]:
     """Segments of the name under which the embedding is stored: they show the namespace."""
     info = held.get("embed_tokens.weight")
-    return info.name.split(".") if info else []
+    return unwrap(info.name) if info else []
 
 
 def _notes(held: Mapping[str, TensorInfo], config: Config, form: Form, *, mlx: bool) -> list[str]:
     notes = []
     if _segments(held).count("language_model") > 1:
         notes.append("the prefix language_model is repeated; it is collapsed")
-    if any(FP32_HOLDER in info.name.split(".") for info in held.values()):
-        notes.append(f"tensors stand under {FP32_HOLDER}; they are renamed")
+    found = {segment: who for info in held.values() for segment, who in holders(info.name).items()}
+    notes += [f"tensors stand under {one} ({who}); they are renamed" for one, who in found.items()]
     if mlx:
         notes.append("an MLX layout: conv1d axes and shifted norms are put back")
     if form.mtp_layers != config.mtp_layers:

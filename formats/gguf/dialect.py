@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from formats.family.config import Config
+from formats.family.dialects import Words
 from formats.family.names import rename
 from formats.family.ops import Op, Shape, Squeeze, Unsqueeze
 from formats.family.rules import Slot
@@ -15,6 +16,8 @@ from formats.stored import Problem
 from formats.tensor import TensorInfo
 
 GGUF = "gguf"
+AGAIN = "make the file again from the checkpoint that it was made from"
+WORDS = Words(missing=AGAIN, strange=AGAIN, shape=AGAIN)
 # Axes of length 1 that GGUF drops: always of conv1d, of the shared expert's gate by some writers.
 SQUEEZED = {"conv1d": 1}
 SOMETIMES_FLAT = {"shared_expert_gate": 0}
@@ -25,6 +28,7 @@ class GgufDialect:
     """GGUF's way."""
 
     kind: str = GGUF
+    words: Words = WORDS
 
     def rename(
         self, infos: Mapping[str, TensorInfo], config: Config

@@ -13,7 +13,6 @@ from qwen35_convert.containers.gguf.container import GgufFiles
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.planning.select import check_convertible
 from qwen35_convert.recipe import FORMATS, Format, Recipe
 
 # A path is offered to each in turn; the folder takes what is left.
@@ -58,6 +57,5 @@ def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
             f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
             f"expected {wanted}"
         )
-    check_convertible(source)
     widened = container_of(source).widens
     return container.expected(source, recipe, out.stem, widened=widened)

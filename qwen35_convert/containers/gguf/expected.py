@@ -30,7 +30,7 @@ from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_gene
 from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan
-from qwen35_convert.planning.select import check_whole, policy_rules, select
+from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.recipe import Recipe
 
 
@@ -55,14 +55,14 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     pairs = [*_metadata(source, recipe, infos), *importance.pairs]
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
-    notes = (*source.notes, *source.layout.notes, *_notes(source, infos, chosen), *importance.notes)
+    said = (*faults_dropped(source, gone), *_notes(source, infos, chosen), *importance.notes)
     return Plan(
         container=CONTAINER,
         recipe=recipe,
         items=items + more,
         shards=(*shards, *vision),
         dropped=dropped,
-        notes=notes,
+        notes=(*source.notes, *source.layout.notes, *said),
         importance=importance.weights,
         title=title(source.name),
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.names import holders
 from formats.family.roles import ROLES
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
@@ -30,6 +31,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     failures: list[Failure] = []
     for check in (
         namespace_failures,
+        _names,
         _config_block,
         field_failures,
         list_failures,
@@ -42,6 +44,24 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
     ):
         failures += check(artifact)
     return failures
+
+
+def _names(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield what a conversion renames or leaves out, and an engine does not."""
+    layout = artifact.layout
+    for name in layout.buffers:
+        yield Failure(name, "is a buffer, no tensor of the Qwen3.5 family: it must not be stored")
+    for name, original in layout.copies.items():
+        yield Failure(name, f"is no tensor of the Qwen3.5 family, which has {original} for it")
+    wrapped = [name for name in artifact.infos() if holders(name) or _is_repeated(name)]
+    if wrapped:
+        names = ", ".join(holders(wrapped[0])) or "language_model twice"
+        others = f", and so do {len(wrapped) - 1} others" if wrapped[1:] else ""
+        yield Failure(wrapped[0], f"stands under {names}{others}: no engine looks for it there")
+
+
+def _is_repeated(name: str) -> bool:
+    return name.split(".").count("language_model") > 1
 
 
 def _config_block(artifact: Checkpoint) -> Iterator[Failure]:

@@ -79,6 +79,8 @@ def _text_part(config: Config, *, tied: bool, mtp_layers: int) -> dict[str, Any]
     text["rope_parameters"] = _rope(config)
     if mtp_layers or "mtp_num_hidden_layers" in text:
         text["mtp_num_hidden_layers"] = mtp_layers
+    if text.get("mtp_use_dedicated_embeddings"):
+        text["mtp_use_dedicated_embeddings"] = False  # one of its own is never written
     return text
 
 

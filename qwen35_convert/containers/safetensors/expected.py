@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.family.layout import EXPERT_STACKS, Atom
+from formats.family.layout import Atom
 from formats.family.names import HUB, TEXT, place
+from formats.family.pieces import EXPERT_STACKS
 from formats.safetensors.file import build_header
 from formats.safetensors.folder import CONTAINER
 from formats.stored import KEEP
@@ -26,7 +27,7 @@ from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
-from qwen35_convert.planning.select import check_whole, policy_rules, select
+from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.recipe import Recipe
 
 
@@ -34,7 +35,8 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     """Plan a folder of safetensors; `widened`: the source has what it keeps in wider types."""
     layout = source.layout
     namespace = _namespace(source, recipe)
-    atoms, dropped = select(source, recipe, _dropped(recipe, namespace))
+    gone = _dropped(recipe, namespace)
+    atoms, dropped = select(source, recipe, gone)
     chosen = _choose_schemes(atoms, recipe)
     used = sorted({c.scheme for c in chosen} - {KEEP})
     schemes = get_schemes(used, recipe.quantize.choices)
@@ -48,6 +50,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
+    said = _plan_notes(source, recipe, chosen, fused=fused)
     config = artifact_config(
         source.config,
         namespace=namespace,
@@ -61,7 +64,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
         items=tuple(items),
         shards=shards,
         dropped=dropped,
-        notes=(*source.notes, *layout.notes, *_plan_notes(source, recipe, chosen, fused=fused)),
+        notes=(*source.notes, *layout.notes, *faults_dropped(source, gone), *said),
         files=files_beside(source, config, shards),
         described=config,
     )
@@ -74,7 +77,8 @@ def _namespace(source: Checkpoint, recipe: Recipe) -> str:
             "the checkpoint is Qwen3-Next, whose fused in_proj_qkvz cannot stay as it is\n"
             "  fix   convert it with layout text: its tensors are split to Qwen3.5's"
         )
-    wanted = recipe.layout if recipe.layout != "same" else HUB if layout.kind == HUB else TEXT
+    hub = layout.kind == HUB and recipe.vision == "keep"
+    wanted = recipe.layout if recipe.layout != "same" else HUB if hub else TEXT
     if wanted == HUB and not (layout.form.vision and source.config.nested):
         raise FormatError(
             "the checkpoint has no vision tensors, which the vision-language class "

@@ -90,6 +90,11 @@ def test_a_size_without_a_default_must_be_there(field):
     refused(text_config(**{field: None}), f"{field} is missing")
 
 
+def test_all_fields_that_are_missing_are_named():
+    config = without(without(text_config(), "hidden_size"), "num_hidden_layers")
+    refused(config, "num_hidden_layers, hidden_size are missing")
+
+
 @pytest.mark.parametrize("field", EXPERTS)
 def test_expert_sizes_must_be_there(field):
     refused(without(text_config(moe=True), field), f"{field} is missing")

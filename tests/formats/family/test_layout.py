@@ -99,6 +99,40 @@ def fp32_holder(config: Config, weights: Weights) -> tuple[Config, Weights]:
     return config, {n.replace(".A_log", "._fp32_params.A_log"): w for n, w in weights.items()}
 
 
+def wrapped(config: Config, weights: Weights) -> tuple[Config, Weights]:
+    """What training leaves: DDP around compile around FSDP, and a checkpointed MLP inside."""
+    inner = {n.replace(".mlp.", "._checkpoint_wrapped_module.mlp."): w for n, w in weights.items()}
+    return config, {f"module._orig_mod._fsdp_wrapped_module.{n}": w for n, w in inner.items()}
+
+
+def peft_without_an_adapter(config: Config, weights: Weights) -> tuple[Config, Weights]:
+    names = {n: n.replace("_proj.weight", "_proj.base_layer.weight") for n in weights}
+    return config, {f"base_model.model.{names[n]}": w for n, w in weights.items()}
+
+
+def buffers_beside(config: Config, weights: Weights) -> tuple[Config, Weights]:
+    return config, weights | {name: torch.zeros(shape) for name, shape in BUFFERS.items()}
+
+
+def copies_of_mtp(config: Config, weights: Weights) -> tuple[Config, Weights]:
+    embed, head = weights[P + "embed_tokens.weight"], weights["lm_head.weight"]
+    return config, weights | {"mtp.embed_tokens.weight": embed, "mtp.lm_head.weight": head}
+
+
+BUFFERS = {
+    P + "rotary_emb.inv_freq": (8,),
+    P + "rotary_emb.original_inv_freq": (8,),
+    P + "layers.3.self_attn.rotary_emb.inv_freq": (8,),
+    P + "layers.3.self_attn.rotary_emb.cos_cached": (1, 1, 64, 16),
+    P + "layers.3.self_attn.masked_bias": (),
+    P + "layers.3.self_attn.bias": (1, 1, 64, 64),
+    P + "layers.0.linear_attn.num_batches_tracked": (),
+    "model.visual.rotary_pos_emb.inv_freq": (4,),
+    "model.visual.embeddings.position_ids": (1, 16),
+    "_orig_mod.rotary_emb.inv_freq": (8,),
+}
+
+
 def another_order(config: Config, weights: Weights) -> tuple[Config, Weights]:
     return config, dict(reversed(weights.items()))
 
@@ -113,6 +147,10 @@ LAYOUTS: list[Callable[[Config, Weights], tuple[Config, Weights]]] = [
     one_tensor_per_expert,
     only_mtp_per_expert,
     fp32_holder,
+    wrapped,
+    peft_without_an_adapter,
+    buffers_beside,
+    copies_of_mtp,
     another_order,
 ]
 
@@ -158,6 +196,8 @@ def test_qwen3_next_gives_the_original_values(sizes):
         (repeated_prefixes, "hub"),
         (vision_under_language_model, "hub"),
         (vllm_names, "hub"),
+        (wrapped, "hub"),
+        (peft_without_an_adapter, "hub"),
         (text_only, "text"),
         (text_class_with_hub_names, "text"),
     ],
@@ -173,6 +213,11 @@ def test_what_was_put_right_is_noted():
     assert recognised(config, weights).notes == []
     assert "repeated" in recognised(*repeated_prefixes(config, weights)).notes[0]
     assert "_fp32_params" in recognised(*fp32_holder(config, weights)).notes[0]
+    assert [note.split()[3] for note in recognised(*wrapped(config, weights)).notes] == [
+        "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"
+    ]  # fmt: skip
+    assert recognised(*buffers_beside(config, weights)).notes[0].startswith("10 buffers")
+    assert "copy of" in recognised(*copies_of_mtp(config, weights)).notes[0]
     mlx = recognised(
         config | {"text_config": text_config(mtp_num_hidden_layers=0)},
         to_mlx(without(weights, "mtp.")),
@@ -318,3 +363,21 @@ def test_many_experts_with_scales_are_recognised_in_linear_time():
     found = recognise(infos, config, RECOGNISERS)
     assert found.problems == []
     assert len(found.atoms) > 30_000
+
+
+@pytest.mark.parametrize("name", ["layers.3.self_attn.bias", "layers.0.mlp.up_proj.bias"])
+def test_a_bias_is_no_buffer(name):
+    config = hub_config()
+    found = recognised(config, make_weights(config) | {P + name: torch.zeros(128)})
+    assert [problem.tensor for problem in found.problems] == [P + name]
+    assert found.buffers == ()
+
+
+def test_an_embedding_of_mtp_of_another_shape_is_no_copy():
+    config = hub_config()
+    found = recognised(
+        config, make_weights(config) | {"mtp.embed_tokens.weight": torch.zeros(2, 2)}
+    )
+    assert found.copies == {}
+    assert [problem.part for problem in found.problems] == ["mtp"]
+    assert "is not a copy of embed_tokens.weight" in found.problems[0].problem

@@ -10,6 +10,7 @@ import pytest
 from formats.family.config import read_config
 from formats.family.layout import recognise
 from formats.family.rules import Form
+from formats.stored import by_cause, tell
 from formats.tensor import TensorInfo
 from quant.registry import RECOGNISERS
 from tests.checkpoints import hub_config, make_weights, split_experts
@@ -113,7 +114,6 @@ def test_a_missing_tensor_is_refused_by_the_name_it_would_have(name):
         ("mtp.layers.#.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
         (P + "layers.00.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
         ("thinker." + Q, "no tensor of the Qwen3.5 family"),
-        ("model.rotary_emb.inv_freq", "no tensor of the Qwen3.5 family"),
         ("", "no tensor of the Qwen3.5 family"),
     ],
 )
@@ -172,6 +172,80 @@ def test_packed_leftovers_are_named_beside_what_they_leave_missing():
     infos[Q] = TensorInfo(Q, "U8", (32768, 1))
     problems = recognise(infos, read_config(config), RECOGNISERS).problems
     assert [p.problem for p in problems] == ["is packed U8 with shape [32768, 1]", "is missing"]
+
+
+def test_a_wrapper_that_nobody_knows_is_one_problem():
+    config = hub_config()
+    infos = infos_of({f"ema.{name}": w for name, w in make_weights(config).items()})
+    assert f"as {len(infos)} tensors do" in only_problem(config, infos)
+
+
+def test_a_prefix_beside_the_model_is_told_once_with_a_count():
+    config = hub_config()
+    weights = make_weights(config)
+    both = weights | {f"critic.{name}": w for name, w in weights.items()}
+    causes = by_cause(recognised(config, both).problems)
+    assert {problems[0].problem for problems in causes} == {"is no tensor of the Qwen3.5 family"}
+    assert sum(map(len, causes)) == len(weights)
+    assert f"  and   {len(causes[0]) - 1} more: critic." in tell(causes[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("mtp.norm.weight", "mtp"),
+        ("mtp.layers.0.mlp.up_proj.weight", "mtp"),
+        ("model.visual.merger.norm.bias", "vision"),
+        (P + "norm.weight", ""),
+        (Q, ""),
+    ],
+)
+@pytest.mark.parametrize("harm", ["missing", "misshapen", "packed"])
+def test_a_problem_knows_which_part_of_the_model_it_goes_with(name, part, harm):
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    info = infos.pop(name)
+    if harm == "misshapen":
+        infos[name] = replace(info, shape=(7, 7))
+    if harm == "packed":
+        infos[name] = replace(info, dtype="U8")
+    layout = recognise(infos, read_config(config), RECOGNISERS)
+    assert {problem.part for problem in layout.problems} == {part}
+    assert layout.problems_without({"vision", "mtp"}) == ([] if part else layout.problems)
+
+
+LINEAR = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
+
+
+def test_a_config_that_lost_fields_is_one_problem_that_names_each():
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    for field in LINEAR:
+        del config["text_config"][f"linear_{field}"]
+    found = recognise(infos, read_config(config), RECOGNISERS).problems
+    assert [problem.tensor for problem in found] == ["config.json"]
+    assert all(f"text_config.linear_{field}" in found[0].problem for field in LINEAR)
+    assert "linear_num_value_heads 3" in found[0].remedy
+    assert "linear_value_head_dim 128" in found[0].remedy
+
+
+def test_a_lost_field_whose_default_fits_is_not_to_blame():
+    config = hub_config(head_dim=256)
+    infos = infos_of(make_weights(config))
+    config["text_config"] |= {"num_attention_heads": 4}
+    del config["text_config"]["head_dim"]
+    found = recognise(infos, read_config(config), RECOGNISERS).problems
+    assert [problem.tensor for problem in found][:1] == [Q]
+    assert "head_dim (absent, default) 256" in found[0].problem
+
+
+def test_lost_layer_types_are_told_once_and_nothing_is_missing():
+    config = hub_config(layer_types=["linear_attention", "full_attention"] * 2)
+    infos = infos_of(make_weights(config))
+    del config["text_config"]["layer_types"]
+    found = recognise(infos, read_config(config), RECOGNISERS).problems
+    assert len(by_cause(found)) == 1
+    assert "full_attention_interval 4 (absent, default; layer_types too)" in found[0].problem
 
 
 def fp8_infos(config: Config) -> dict[str, TensorInfo]:

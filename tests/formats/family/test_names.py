@@ -7,16 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.family.names import (
+    HOLDERS,
     HUB,
+    OUTER,
     TASK_HEADS,
     TEXT,
     WRAPPERS,
+    holders,
     leftover,
     normalise,
     place,
     place_beside,
     prefixes,
     rename,
+    strip_strangers,
 )
 from formats.family.rules import RULES
 from formats.stored import Problem
@@ -36,16 +40,58 @@ def test_placing_a_name_and_normalising_it_gives_it_back(hub, namespace):
     assert normalise(place(hub, namespace)) == hub
 
 
-@given(hub=names, wrappers=st.lists(st.sampled_from(WRAPPERS), max_size=6))
+@given(hub=names, wrappers=st.lists(st.sampled_from([*WRAPPERS, *OUTER, *HOLDERS]), max_size=6))
 def test_any_wrappers_in_front_are_stripped(hub, wrappers):
     assert normalise(".".join([*wrappers, hub])) == hub
 
 
-@given(hub=names, at=st.integers(0, 9))
-def test_an_fp32_holder_anywhere_is_stripped(hub, at):
+@given(hub=names, at=st.integers(0, 9), holder=st.sampled_from(sorted(HOLDERS)))
+def test_what_held_a_module_is_stripped_anywhere(hub, at, holder):
     segments = hub.split(".")
-    segments.insert(min(at, len(segments)), "_fp32_params")
-    assert normalise(".".join(["model", *segments])) == hub
+    segments.insert(min(at, len(segments)), holder)
+    stored = ".".join(["model", *segments])
+    assert normalise(stored) == hub
+    assert holders(stored) == {holder: HOLDERS[holder]}
+
+
+@pytest.mark.parametrize("hub", HUB_NAMES)
+def test_no_tensor_of_the_family_stands_under_a_wrapper(hub):
+    assert not {*hub.split(".")} & {*HOLDERS, *OUTER}
+    assert holders(place(hub, HUB)) == {}
+
+
+def test_an_outer_wrapper_is_in_front_only():
+    assert normalise("model.layers.0.policy.mlp.gate.weight") == "layers.0.policy.mlp.gate.weight"
+    assert list(holders("module.actor.model.layers.0.actor.weight")) == ["module", "actor"]
+
+
+def strangers(*stored: str) -> tuple[dict[str, str], list[Problem]]:
+    return strip_strangers({normalise(name): name for name in stored})
+
+
+def test_a_prefix_that_nobody_knows_is_one_problem_and_nothing_is_missing_for_it():
+    inner = ["layers.0.mlp.up_proj.weight", "norm.weight", "layers.0.mlp.up_proj.weight_scale_inv"]
+    found, problems = strangers(*(f"thinker.model.{name}" for name in inner))
+    assert found == {name: f"thinker.model.{name}" for name in inner}
+    assert len(problems) == 1
+    assert "'thinker', as 3 tensors do" in problems[0].problem
+    assert "name.split('thinker.', 1)" in problems[0].remedy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "critic.model.layers.0.mlp.up_proj.weight",  # beside the model's own
+        "audio_tower.layers.0.norm.weight",
+        "layers.0.extra.embed_tokens.weight",
+        "mtp.embed_tokens.weight",
+    ],
+)
+def test_what_only_looks_like_a_prefix_is_left_alone(name):
+    found, problems = strangers("model.layers.0.mlp.up_proj.weight", name)
+    assert problems == []
+    assert name in found.values()
+    assert normalise(name) in found
 
 
 @pytest.mark.parametrize(
@@ -108,11 +154,6 @@ def test_head_mtp_and_vision_stand_where_the_hub_has_them(namespace):
         ("model.layers.3.self_attn.q_proj.weight_scale_2", "NVFP4"),
         ("model.layers.3.self_attn.q_proj.input_scale", "static FP8"),
         ("model.layers.3.self_attn.k_scale", "KV-cache calibration"),
-        ("base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight", "a LoRA adapter"),
-        (
-            "base_model.model.model.layers.3.self_attn.q_proj.lora_B.default.weight",
-            "a LoRA adapter",
-        ),
     ],
 )
 def test_what_another_tool_left_is_refused_with_its_writer(name, writer):
@@ -120,6 +161,33 @@ def test_what_another_tool_left_is_refused_with_its_writer(name, writer):
     assert found is not None
     assert (found.tensor, found.problem) == (name, f"was written by {writer}")
     assert "unquantised checkpoint" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "self_attn.q_proj.lora_A.weight",
+        "self_attn.q_proj.lora_B.default.weight",
+        "self_attn.q_proj.lora_magnitude_vector.default.weight",
+        "self_attn.q_proj.lora_a",
+        "mlp.down_proj.hada_w1_a",
+        "mlp.modules_to_save.default.gate_proj.weight",
+        "mlp.original_module.gate_proj.weight",
+    ],
+)
+def test_a_tensor_of_an_adapter_is_to_be_merged_first(rest):
+    found = leftover(info(f"base_model.model.model.layers.3.{rest}", "F32"))
+    assert found is not None
+    assert "adapter" in found.problem
+    assert "merge" in found.remedy
+
+
+@pytest.mark.parametrize("last", ["_flat_param", "flat_param"])
+def test_a_rank_s_share_of_fsdp_is_refused_as_one(last):
+    found = leftover(info(f"model.layers.0._fsdp_wrapped_module.{last}", "BF16", (4096,)))
+    assert found is not None
+    assert "FSDP" in found.problem
+    assert "FULL_STATE_DICT" in found.remedy
 
 
 @pytest.mark.parametrize("head", TASK_HEADS)
