@@ -45,10 +45,13 @@ class Qwen35Error(ValueError):
         super().__init__(subject)
 
     def __str__(self) -> str:
+        return self.without_fix() + (f"\n  fix   {self.fix}" if self.fix else "")
+
+    def without_fix(self) -> str:
+        """Return what is wrong."""
         text = f"{self.subject} {self.got}" if self.got else self.subject
         text += f", expected {self.expected}" if self.expected else ""
-        text += f"\n  from  {self.where}" if self.where else ""
-        return text + (f"\n  fix   {self.fix}" if self.fix else "")
+        return text + (f"\n  from  {self.where}" if self.where else "")
 
 
 class FormatError(Qwen35Error):

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from formats.content import content_of
 from formats.errors import FormatError
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def parse_object(text: bytes, where: str) -> dict[str, Any]:
     except FormatError as error:
         raise FormatError(f"{where}: {error}") from None
     except (ValueError, RecursionError) as error:
+        content = content_of(text)
+        if content is not None:
+            raise FormatError(f"{where} {content.what}", fix=content.fix) from None
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise FormatError(f"{where} is not JSON: {reason}") from None
     if not isinstance(value, dict):

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.errors import RecipeError
-from qwen35_convert.hub.client import is_offline, open_hub, parse_repo
+from qwen35_convert.errors import FormatError, RecipeError
+from qwen35_convert.hub.address import EXPECTED, is_address
+from qwen35_convert.hub.client import is_here, is_offline, open_hub, parse_repo
 from qwen35_convert.hub.fetch import fetch, find_cached
 from qwen35_convert.hub.stream import open_stream
 from qwen35_convert.write.receipt import Origin
+
+DOWNLOAD = "download its files and give the folder"
 
 
 def open_source(
@@ -55,6 +58,8 @@ def open_headers(source: str | Path, *, stream: bool = False) -> Checkpoint:
 def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None:
     """Return (repo, revision) of a source on the hub, else None."""
     named = None if isinstance(source, Path) else parse_repo(source)
+    if named is None and is_address(str(source)) and not is_here(str(source)):
+        raise FormatError(str(source), "is no address of a model on the hub", EXPECTED, DOWNLOAD)
     if named is None and stream:
         raise RecipeError(f"--stream: {str(source)!r}", "is not a repository id", "owner/name")
     return named

@@ -159,6 +159,8 @@ def recognise(
     problems = [*leftovers.values(), *collisions, *matches.coverage(slots, unclaimed)]
     problems += lost_fields(misfits, config, held)
     problems += [_from_mlx(held)] if dialect.kind == MLX and form.mtp_layers else []
+    if leftovers and not atoms:  # nothing of a model: it is not that something is missing
+        problems, tie_problems = [*leftovers.values()], []
     return Layout(
         kind=_kind(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
         form=form,

@@ -35,7 +35,7 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
     try:
         config = read_config(config_from_metadata(kv, infos))
     except FormatError as error:
-        raise FormatError(f"{path.name}: {error}") from None
+        raise FormatError(f"{path.name}: {str(error).removeprefix('config.json: ')}") from None
     places = places_of(kv["general.architecture"].value)
     config = replace(config, fields=places, origin=ORIGIN)
     return Checkpoint(

@@ -20,6 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from formats.content import DOWNLOAD
 from formats.errors import FormatError
 from formats.gguf.header import FIXED, MAX_NAME, Head, Kv, parse_header
 from formats.safetensors.file import MAX_HEADER, TORCH_NAMES, Header, SafetensorsFile
@@ -88,7 +89,8 @@ def _place(file: str, head: Head, alignment: int, size: int) -> dict[str, tuple[
         stop = start + _nbytes(file, info)
         if stop > size:
             raise FormatError(
-                f"{file}: {info.name} ends at byte {stop}, expected at most {size}, the file's end"
+                f"{file}: {info.name} ends at byte {stop}, expected at most {size}, the file's end",
+                fix=f"the file is cut: {DOWNLOAD}",
             )
         ranges[info.name] = (start, stop)
         position, before = _padded(stop, alignment), info.name
@@ -237,7 +239,8 @@ def files_of(path: Path) -> list[Path]:
     missing = [name for name in names if name not in present]
     if missing:
         raise FormatError(
-            f"{path.name}: {missing[0]} is missing ({len(missing)} of {count} files are)"
+            f"{path.name}: {missing[0]} is missing ({len(missing)} of {count} files are)",
+            fix="download it too, into the same folder",
         )
     return [path.with_name(name) for name in names]
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from formats.content import FIRST, content_of
 from formats.errors import FormatError
 from formats.tensor import TensorInfo
 
@@ -223,7 +224,7 @@ def parse_header(file: str, view: memoryview) -> Head:
     """
     cursor = Cursor(file, view)
     magic, version, tensors, pairs = FIXED.unpack_from(view, cursor.take(FIXED.size, "the header"))
-    _check_start(file, magic, version)
+    _check_start(file, bytes(view[:FIRST]), magic, version)
     for what, count, most in (("keys", pairs, MAX_PAIRS), ("tensors", tensors, MAX_TENSORS)):
         if count > most:
             cursor.fail("the header", f"promises {count} {what}, expected at most {most}")
@@ -238,9 +239,14 @@ def parse_header(file: str, view: memoryview) -> Head:
     return Head(version, kv, infos, offsets, cursor.position)
 
 
-def _check_start(file: str, magic: bytes, version: int) -> None:
+def _check_start(file: str, first: bytes, magic: bytes, version: int) -> None:
     if magic != b"GGUF":
-        raise FormatError(f"{file} starts with {magic!r}, expected b'GGUF'")
+        content = content_of(first)
+        why = f"\n  why   it {content.what}" if content else ""
+        raise FormatError(
+            f"{file} starts with {magic!r}, expected b'GGUF'{why}",
+            fix=content.fix if content else "",
+        )
     if version & 0xFFFF == 0:
         raise FormatError(f"{file} is a big-endian GGUF file, expected a little-endian one")
     if version not in VERSIONS:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from formats.content import DOWNLOAD, FIRST, content_of
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.tensor import DTYPE_BYTES, TensorInfo
@@ -56,8 +57,9 @@ def read_header(path: Path) -> Header:
     try:
         size = _size_of(path)
         with path.open("rb") as file:
-            length = header_length(path.name, size, file.read(8))
-            text = file.read(length)
+            first = file.read(FIRST)
+            length = header_length(path.name, size, first)
+            text = first[8 : 8 + length] + file.read(max(0, length - (FIRST - 8)))
     except OSError as error:
         raise FormatError(f"{path.name} cannot be read: {error.strerror}") from None
     return parse_header(path.name, text, size)
@@ -81,16 +83,30 @@ def _size_of(path: Path) -> int:
 
 
 def header_length(name: str, size: int, first: bytes) -> int:
-    """Return the bytes of the JSON, as the first 8 bytes of a file of `size` say."""
-    if len(first) < 8:
-        raise FormatError(f"{name} has {size} bytes, expected a safetensors file (8 at least)")
-    length = int(struct.unpack("<Q", first)[0])
-    if length > MAX_HEADER or length > size - 8:
-        raise FormatError(
-            f"{name} says its header has {length} bytes, "
-            f"expected at most {min(MAX_HEADER, size - 8)} in a file of {size}"
-        )
+    """Return the bytes of the JSON, as the first bytes of a file of `size` say.
+
+    FormatError, which says what the file is instead if its first bytes (`FIRST`) show it.
+    """
+    length = int.from_bytes(first[:8], "little")
+    too_long = len(first) < 8 or length > min(MAX_HEADER, size - 8)
+    if too_long or (length == 0 and content_of(first)):
+        raise _no_header(name, size, first, length)
     return length
+
+
+def _no_header(name: str, size: int, first: bytes, length: int) -> FormatError:
+    content = content_of(first)
+    if content is not None:
+        return FormatError(f"{name} {content.what} ({size} bytes)", fix=content.fix)
+    if len(first) < 8:
+        least = "a safetensors file (8 at least)"
+        return FormatError(name, f"has {size} bytes", least, DOWNLOAD)
+    cut = length <= MAX_HEADER and first[8:9] == b"{"
+    return FormatError(
+        f"{name} says its header has {length} bytes",
+        expected=f"at most {min(MAX_HEADER, size - 8)} in a file of {size}",
+        fix=f"the file is cut: {DOWNLOAD}" if cut else "",
+    )
 
 
 def _check_entries(
@@ -152,8 +168,14 @@ def _check_contiguous(
             raise FormatError(f"{file}: {name} {what} {before} (byte {start}, not {position})")
         position, before = stop, name
     if position != size:
-        off = f"{position - size} are missing" if position > size else f"{size - position} too many"
-        raise FormatError(f"{file} has {size} bytes, expected {position} (header + data): {off}")
+        short = position > size
+        off = f"{position - size} are missing" if short else f"{size - position} too many"
+        raise FormatError(
+            file,
+            f"has {size} bytes",
+            f"{position} (header + data): {off}",
+            DOWNLOAD if short else "",
+        )
 
 
 class SafetensorsFile:

@@ -103,7 +103,8 @@ class Fp8(Usual):
             return _wrong_scale(name, infos) if infos[name].dtype == CODE_TYPE else None
         if weight not in infos:
             reason = "scales a weight that is not there"
-            return Problem(infos[name].name, reason, "download the checkpoint again")
+            remedy = "restore the weight, or convert the checkpoint that it was made from"
+            return Problem(infos[name].name, reason, remedy)
         if infos[weight].dtype == CODE_TYPE:
             chosen = name == weight + _suffix_of(weight, infos)
             return _wrong_scale(weight, infos) if chosen else None

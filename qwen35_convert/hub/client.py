@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from qwen35_convert.errors import FetchError
+from qwen35_convert.hub.address import repository_at
 from qwen35_convert.hub.files import Entry
 
 if TYPE_CHECKING:
@@ -38,13 +39,28 @@ _LOG = logging.getLogger(__name__)
 
 
 def parse_repo(source: str) -> tuple[str, str | None] | None:
-    """Return (repo, revision) of "owner/name[@revision]"; None for a local path or other text."""
+    """Return (repo, revision) of "owner/name[@revision]" or of its address on the hub.
+
+    None for a local path or other text; FormatError for an address of something else on the hub.
+    """
+    if is_here(source):
+        return None
+    named = repository_at(source)
+    source = "@".join(part for part in named if part) if named else source
     match = _REPO.fullmatch(source)
-    if match is None or _NO_REPO.search(source) or Path(source).exists():
+    if match is None or _NO_REPO.search(source):
         return None
     if match[1].endswith((".safetensors", ".gguf", ".json", ".yaml")):
         return None  # a file that is not there, not a repository
     return match[1], match[2]
+
+
+def is_here(source: str) -> bool:
+    """Tell whether a source is a path on this machine."""
+    try:
+        return Path(source).exists()
+    except (OSError, ValueError):  # a name too long for any file, or with a zero in it
+        return False
 
 
 def check_name(repo: str, revision: str | None) -> None:

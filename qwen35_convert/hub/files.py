@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from formats.safetensors.adapters import ADAPTER_CONFIG, adapters
 from qwen35_convert.errors import FetchError
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ SIDE_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     "processor_config.json",
+    ADAPTER_CONFIG,
     "README.md",
     "LICENSE*",
     "NOTICE*",
 )
+MERGE_FIRST = "merge it with peft's merge_and_unload(), and convert what save_pretrained() writes"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
 
@@ -110,7 +113,11 @@ def needed(
     weight_map  which shard holds a tensor, as the index says; None: there is no index
     """
     shards = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    if SINGLE in names and SINGLE not in shards:  # opening them decides which is the model
+        shards = [SINGLE, *(shards if {*shards} <= {*names} else [])]
     missing = sorted({"config.json", *shards}.difference(names))
+    if missing and (ADAPTER_CONFIG in names or adapters(names)):
+        raise FetchError(repo, "an adapter (LoRA)", "a whole model", MERGE_FIRST)
     if weight_map is None and SINGLE in missing:
         raise _no_safetensors(repo, sorted(n for n in names if n.endswith(WEIGHTS)), remedy)
     if missing:

@@ -14,19 +14,22 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from formats.content import FIRST
 from formats.json_file import parse_object
+from formats.safetensors.choose import choose
 from formats.safetensors.file import header_length, parse_header
 from formats.safetensors.folder import (
+    CONFIG,
     MAX_SIDE_BYTES,
     SIDE_FILES,
     Headers,
     assemble,
     check_config,
-    check_index,
 )
+from formats.safetensors.placing import is_whole
 from quant.registry import RECOGNISERS
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
@@ -37,7 +40,6 @@ from qwen35_convert.hub.remote_file import BLOCK_BYTES, RemoteFile, RemoteFiles
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CONFIG = "config.json"
 FIRST_BYTES = 1 << 20  # of a shard: its header, and of the largest ones nearly all of it
 OPENING_THREADS = 8
 NAP = 0.5
@@ -68,7 +70,7 @@ def open_stream(
         )
     stop = Event()
     hub = open_hub(repo, revision, partial(_nap, stop, sleep or time.sleep))
-    return _Opening(hub, listing or hub.listing(), block).open(stop)
+    return _Opening(hub, listing or hub.listing(), block).checkpoint(stop)
 
 
 def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
@@ -80,29 +82,57 @@ def _nap(stop: Event, sleep: Callable[[float], object], seconds: float) -> None:
 
 
 class _Opening:
-    """The requests that open a stream."""
+    """The requests that open a stream; of a repository as the place where files are."""
 
     def __init__(self, hub: Hub, listing: Listing, block: int) -> None:
         self.hub, self.listing, self.block = hub, listing, block
         self.folder = Path(f"hf:{hub.repo}@{listing.commit}")
         self.sha256: dict[str, str] = {}
+        self._contents: dict[str, bytes] = {}
+        self._files: dict[str, RemoteFile] = {}
 
-    def open(self, stop: Event) -> tuple[Checkpoint, str]:
+    @property
+    def label(self) -> str:
+        """The repository's name."""
+        return self.hub.repo
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The files at its top."""
+        return frozenset(name for name in self.listing.entries if "/" not in name)
+
+    def path_of(self, name: str) -> str:
+        """Return where a file is once it was downloaded."""
+        return f"DIR/{name} (after `hf download {self.hub.repo} --local-dir DIR`)"
+
+    def identity(self, name: str) -> object:
+        """Return what the listing says of its bytes."""
+        return self.listing.entries[name]
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the object in a JSON file."""
+        return parse_object(self._small(name), name)
+
+    def open(self, name: str) -> RemoteFile:
+        """Return a file of weights, its header read."""
+        if name not in self._files:
+            self._files[name] = self._shard(name)
+        return self._files[name]
+
+    def checkpoint(self, stop: Event) -> tuple[Checkpoint, str]:
         """Return the checkpoint and the commit."""
         entries = self.listing.entries
         index = self._small(INDEX) if INDEX in entries else None
         weight_map = None if index is None else read_weight_map(self.hub.repo, index)
         names = needed(self.hub.repo, entries, weight_map, f"see {self.hub.page(self.commit)}")
-        config = check_config(parse_object(self._small(CONFIG), CONFIG))
-        if index is not None:
-            weight_map = check_index(parse_object(index, INDEX), entries.__contains__)
+        config = check_config(self.read(CONFIG))
+        choice = choose(self, None, partial(is_whole, self, config, RECOGNISERS))
         with ThreadPoolExecutor(OPENING_THREADS) as pool:
-            shards = [name for name in names if name.endswith(".safetensors")]
-            files = dict(zip(shards, pool.map(self._shard, shards), strict=True))
+            files = dict(zip(choice.names, pool.map(self.open, choice.names), strict=True))
             side_names = [name for name in names if name in SIDE_FILES]
             sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
         name = self.hub.repo.rsplit("/", 1)[-1]
-        headers = Headers(self.folder, name, config, files, weight_map, sides)
+        headers = Headers(self.folder, name, config, files, choice, sides)
         opened = assemble(headers, RECOGNISERS)
         identity = self._identity(names)
         remote = RemoteFiles(files, opened.where, identity, self.sha256, stop.set)
@@ -122,6 +152,11 @@ class _Opening:
 
     def _small(self, name: str) -> bytes:
         """Return a whole file, checked."""
+        if name not in self._contents:
+            self._contents[name] = self._fetch(name)
+        return self._contents[name]
+
+    def _fetch(self, name: str) -> bytes:
         entry = self.listing.entries[name]
         if entry.size > MAX_SIDE_BYTES:
             got, expected = f"{entry.size} bytes", f"at most {MAX_SIDE_BYTES}"
@@ -138,7 +173,7 @@ class _Opening:
         """Return a shard whose header has been read."""
         entry, read_range = self.listing.entries[name], self._reader(name)
         head = bytes(read_range(0, min(FIRST_BYTES, entry.size))) if entry.size else b""
-        stop = 8 + header_length(name, entry.size, head[:8])
+        stop = 8 + header_length(name, entry.size, head[:FIRST])
         if stop > len(head):
             head += bytes(read_range(len(head), stop))
         header = parse_header(name, head[8:stop], entry.size)

@@ -14,7 +14,8 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import read_object
-from formats.safetensors.folder import DOCUMENTS, MAX_NAME
+from formats.safetensors.folder import DOCUMENTS
+from formats.safetensors.index import MAX_NAME
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -76,8 +77,15 @@ def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
 
 def check_parent(out: Path) -> None:
     """Refuse an OUT whose folder does not exist."""
-    if not out.parent.is_dir():
-        raise OutputError(str(out.parent), "does not exist", "the folder that OUT goes into")
+    if out.parent.exists() and not out.parent.is_dir():
+        raise OutputError(str(out.parent), "is a file", "the folder that OUT goes into")
+    if not out.parent.exists():
+        raise OutputError(
+            str(out.parent),
+            "does not exist",
+            "the folder that OUT goes into",
+            f"mkdir -p {shlex.quote(str(out.parent))}",
+        )
 
 
 class FolderSink:

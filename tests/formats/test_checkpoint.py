@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from formats.checkpoint import MAX_MAPPED
 from formats.errors import FormatError
-from formats.safetensors.folder import INDEX, SIDE_FILES
+from formats.safetensors.folder import SIDE_FILES
+from formats.safetensors.index import INDEX
 from qwen35_convert.containers.registry import open_checkpoint
 from tests.checkpoints import Weights, dense, hub_config, make_weights, moe, write_checkpoint
 

@@ -40,7 +40,7 @@ class GgufFiles:
     """One file, or the parts of a split one; metadata instead of config.json and side files."""
 
     name: str = CONTAINER
-    out: str = "a name that ends in .gguf"
+    out: str = "a name that ends in .gguf, and is no folder"
     widens: bool = True
     loaders: tuple[str, ...] = ()
 
@@ -50,8 +50,8 @@ class GgufFiles:
         return "gguf-q8_0"
 
     def takes(self, path: Path) -> bool:
-        """Take names that end in .gguf."""
-        return path.suffix == SUFFIX
+        """Take names that end in .gguf; a folder of such a name is a folder."""
+        return path.suffix == SUFFIX and not path.is_dir()
 
     def open(self, path: Path, _name: str = "") -> Checkpoint:
         """Open a file, or all files of a split one from any of them."""

@@ -16,7 +16,7 @@ from formats.family.names import holders
 from formats.family.roles import ROLES
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
-from formats.safetensors.folder import INDEX
+from formats.safetensors.index import INDEX
 from quant.registry import SCHEMES
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES

@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from formats.safetensors.folder import CONFIG, INDEX
+from formats.safetensors.folder import CONFIG
+from formats.safetensors.index import INDEX
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.receipt import dump_json
 

@@ -1,0 +1,51 @@
+"""Adapters: what LoRA trainers save, which is no model but a change of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from formats.errors import FormatError
+
+ADAPTER_CONFIG = "adapter_config.json"
+# PEFT's adapter_model.safetensors, MLX's adapters.safetensors and 0000100_adapters.safetensors
+ADAPTER = re.compile(r"(?:\d+_)?adapters?(?:_model)?(?:[-.].*)?\.(?:safetensors|bin)")
+MERGE = (
+    "merge it, and convert what that writes:\n"
+    '        python -c "from peft import AutoPeftModelForCausalLM as M; '
+    "M.from_pretrained('{folder}').merge_and_unload().save_pretrained('merged')\"\n"
+    "        and copy the base model's tokenizer files into `merged`"
+)
+
+
+def adapters(names: Iterable[str]) -> list[str]:
+    """Return the files of adapters among these."""
+    return sorted(name for name in names if ADAPTER.fullmatch(name))
+
+
+def base_of(raw: dict[str, Any]) -> str:
+    """Return the model that an adapter_config.json says the adapter changes."""
+    base = raw.get("base_model_name_or_path") or raw.get("model")
+    if not isinstance(base, str) or not base.isprintable():
+        return "a model that it does not name"
+    return base[:200]
+
+
+def adapter_note(files: Iterable[str], raw: dict[str, Any]) -> str:
+    """Say that an adapter beside a whole model is not used."""
+    named = ", ".join(files) or ADAPTER_CONFIG
+    return (
+        f"{named} is an adapter (LoRA) of {base_of(raw)}, and is not used: the artifact is the "
+        "model without it. Merge it first if it is wanted"
+    )
+
+
+def no_model(folder: str, raw: dict[str, Any]) -> FormatError:
+    """Return the refusal of an adapter that lies there alone."""
+    return FormatError(
+        folder,
+        f"is an adapter (LoRA) of {base_of(raw)}",
+        "a whole model",
+        MERGE.format(folder=folder),
+    )
