@@ -184,7 +184,7 @@ def _unused_notes(buffers: Sequence[str], twins: Mapping[str, str]) -> Iterator[
         some = ", ".join(buffers[:MAX_NAMED]) + (" ..." if buffers[MAX_NAMED:] else "")
         yield f"{len(buffers)} buffers that every engine computes itself are not used: {some}"
     for twin, original in twins.items():
-        yield f"{twin} is taken for the copy of {original} that it has to be; it is not written"
+        yield f"{twin} is not written: MTP shares {original}, of which it has to be a copy"
 
 
 def _hub_names(infos: Mapping[str, TensorInfo]) -> tuple[dict[str, str], list[Problem]]:

@@ -14,6 +14,7 @@ from formats.family.layout import recognise
 from formats.gguf.config import config_from_metadata, places_of
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.file import SHARD, GgufFile, Kv, open_files
+from formats.links import check_leads
 from formats.stored import Recogniser
 
 CONTAINER = "gguf"
@@ -27,6 +28,7 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
     FormatError if the files, or what the metadata say, are not those of a Qwen3.5 text model; what
     is wrong with the tensors is in `layout.problems`.
     """
+    check_leads(path)
     if not path.is_file():
         raise FormatError(f"{path} does not exist, expected a GGUF file")
     files = open_files(path)

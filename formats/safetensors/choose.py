@@ -30,6 +30,7 @@ from formats.safetensors.index import (
 from formats.safetensors.place import Choice, Place, weights_in
 
 MODEL = "model"
+CONTROL = ".aria2"  # ends the name of what aria2 keeps beside a file until it is whole
 Whole = Callable[[Choice], bool]
 
 
@@ -50,6 +51,7 @@ def choose(place: Place, only: str | None, whole: Whole) -> Choice:
     absent = sorted({*choice.names} - {*place.names})
     if absent:
         _refuse_absent(choice, absent)
+    _check_finished(place, choice)
     return with_others(place, choice)
 
 
@@ -146,6 +148,18 @@ def _is_there(place: Place, choice: Choice) -> bool:
 def _are_same(place: Place, one: Choice, other: Choice) -> bool:
     files = ({place.identity(name) for name in choice.names} for choice in (one, other))
     return next(files) == next(files)
+
+
+def _check_finished(place: Place, choice: Choice) -> None:
+    """Refuse files that aria2 has given their size, but not yet their bytes."""
+    for name in choice.names:
+        if name + CONTROL in place.names:
+            raise FormatError(
+                name,
+                f"has {name}{CONTROL} beside it: its download was not finished",
+                "a whole file",
+                f"finish it with aria2c -c, or {DOWNLOAD}",
+            )
 
 
 def _refuse_absent(choice: Choice, absent: Sequence[str]) -> NoReturn:

@@ -19,12 +19,12 @@ from formats.family.config import Config, read_config
 from formats.family.layout import recognise
 from formats.family.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.json_file import read_object
+from formats.links import check_leads, check_links, repository_of, snapshot_in
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters, no_model
-from formats.safetensors.beside import GGUF, adapter_config
+from formats.safetensors.beside import GGUF, PICKLES, adapter_config
 from formats.safetensors.choose import choose
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX_NAME, WEIGHTS
-from formats.safetensors.links import check_leads, check_links, repository_of, snapshot_in
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
 from formats.stored import Recogniser
@@ -181,7 +181,13 @@ def _locate(path: Path) -> tuple[Path, str | None]:
             fix="give a path that is there, or owner/name for a repository on the hub",
         )
     if path.suffix != WEIGHTS and not INDEX_NAME.fullmatch(path.name):
-        raise FormatError(f"{path.name} is not a folder, a .safetensors or a .gguf file")
+        what = "is a pickle, which can run code" if path.suffix in PICKLES else ""
+        near = (path.parent / CONFIG).is_file()
+        raise FormatError(
+            f"{path.name} {what or 'is not a folder, a .safetensors or a .gguf file'}",
+            expected="a folder, a .safetensors or a .gguf file" if what else "",
+            fix=f"give its folder: {path.parent}" if near else "",
+        )
     return path.parent, path.name
 
 

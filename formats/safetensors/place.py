@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from formats.json_file import read_object
+from formats.links import check_leads
 from formats.safetensors.adapters import adapters
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX, WEIGHTS
-from formats.safetensors.links import check_leads
 
 
 class Place(Protocol):

@@ -96,6 +96,20 @@ def test_a_strange_tensor_is_a_problem(name, said):
     assert said in str(layout.problems[0])
 
 
+@pytest.mark.parametrize("harm", ["missing", "misshapen", "strange"])
+def test_what_is_wrong_with_a_file_sends_nobody_to_a_config_json(harm):
+    config, weights = model(moe=False)
+    stored = to_gguf(weights, config)
+    value = stored.pop("blk.0.ffn_up.weight")
+    stored |= {"misshapen": {"blk.0.ffn_up.weight": value[:7]}}.get(harm, {})
+    stored |= {"strange": {"blk.0.ffn_sub.weight": value}}.get(harm, {})
+    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
+    for problem in layout.problems:
+        assert "make the file again" in problem.remedy
+        assert "config.json" not in str(problem)
+        assert "download" not in str(problem)
+
+
 def test_a_block_beyond_the_last_is_a_problem():
     config, weights = model(moe=False)
     stored = to_gguf(weights, config) | {"blk.9.attn_norm.weight": torch.ones(96)}

@@ -156,6 +156,20 @@ def test_a_file_that_is_too_long_is_not(tmp_path):
     assert "download" not in str(error.value)
 
 
+def test_a_file_that_aria2_has_not_finished_is_refused(tmp_path):
+    """It has its full size, and zeros where bytes are still to come."""
+    folder = dense(tmp_path / "in")
+    (folder / f"{SINGLE}.aria2").write_bytes(b"\0\1")
+    refused(folder, f"{SINGLE}.aria2 beside it", "not finished")
+
+
+@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin", "README.md"])
+def test_a_file_that_is_no_model_says_which_folder_is_meant(tmp_path, name):
+    folder = dense(tmp_path / "in")
+    (folder / name).touch()
+    refused(folder / name, f"{name} is ", f"give its folder: {folder}")
+
+
 COMMIT = "5" * 40
 
 
@@ -190,6 +204,12 @@ def test_the_folder_of_a_repository_in_the_cache_is_its_snapshot(tmp_path):
     assert open_checkpoint(repo).folder == snapshot
     (repo / "refs" / "main").unlink()
     refused(repo, "has 2 snapshots", str(snapshot))
+
+
+def test_a_dangling_link_to_a_gguf_says_so(tmp_path):
+    snapshot = hub_cache(dense(tmp_path / "in"), tmp_path)
+    (snapshot / "m.gguf").symlink_to("../../blobs/0")
+    refused(snapshot / "m.gguf", f"hf download acme/Borealis-4B m.gguf --revision {COMMIT}")
 
 
 @pytest.mark.parametrize("name", [SINGLE, "config.json", "tokenizer.json"])
