@@ -11,7 +11,7 @@ from formats.family.names import PARTS
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
 from formats.safetensors.place import Choice, Place
-from formats.stored import Recogniser
+from formats.stored import MAX_NAMED, Recogniser
 
 
 def open_all(place: Place, names: Iterable[str]) -> dict[str, SafetensorsFile]:
@@ -25,8 +25,9 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, SafetensorsFile]:
             faults[name] = error
     if faults:
         (_, first), *others = faults.items()
-        more = ", ".join(name for name, _ in others)
-        said = f"\n  and   {len(others)} more files: {more}" if others else ""
+        names = ", ".join(name for name, _ in others[:MAX_NAMED])
+        rest = " ..." if others[MAX_NAMED:] else ""
+        said = f"\n  and   {len(others)} more: {names}{rest}" if others else ""
         raise FormatError(f"{first.without_fix()}{said}", fix=first.fix)
     return files
 

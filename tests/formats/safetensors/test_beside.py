@@ -103,7 +103,7 @@ def test_pointers_of_git_lfs_say_what_to_run(tmp_path, shards):
     files = sorted(folder.glob("*.safetensors"))
     for i, path in enumerate(files):
         path.write_text(POINTER.format(i))
-    others = [f"and   1 more files: {files[1].name}"] if shards == 2 else []
+    others = [f"and   1 more: {files[1].name}"] if shards == 2 else []
     refused(folder, f"{files[0].name} is a git-lfs pointer", "git lfs pull", *others)
     refused(files[0], "is a git-lfs pointer", "git lfs pull")
 
