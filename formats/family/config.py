@@ -267,13 +267,20 @@ def _given(part: Mapping[str, Any], where: str, field: str, default: float | Non
     return value
 
 
+def _lost(fields: Mapping[str, str]) -> str:
+    """Name every field whose default was taken."""
+    names = [field.removesuffix(ABSENT) for field in fields.values() if field.endswith(ABSENT)]
+    return f"add {', '.join(names)}, as the config.json of the original model has them"
+
+
 def _check_sizes(sizes: Mapping[str, int], fields: Mapping[str, str], layers: int) -> None:
     """Refuse sizes that contradict each other, or that promise more tensors than anyone has."""
     for whole, part in MULTIPLES:
         if whole in sizes and sizes[whole] % sizes[part]:
             raise FormatError(
                 f"config.json: {fields[whole]} is {sizes[whole]}, "
-                f"expected a multiple of {fields[part]} {sizes[part]}"
+                f"expected a multiple of {fields[part]} {sizes[part]}",
+                fix=_lost(fields) if ABSENT in fields[whole] + fields[part] else "",
             )
     if sizes.get("TOPK", 0) > sizes.get("E", 0):
         raise FormatError(

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from formats.family.config import ABSENT, Config
+from formats.family.names import PARTS, normalise, optional_part
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 
 LOST = "lost fields"
+VISION = PARTS["visual"]
 # symbol: the end of a name in every layer of its kind, and the axis that has this size
 SHOWN_BY = {
     "NV": ("linear_attn.dt_bias", 0),
@@ -26,14 +28,27 @@ def lost_fields(
     misfits: Iterable[Problem], config: Config, held: Mapping[str, TensorInfo]
 ) -> list[Problem]:
     """Return the problems, those of fields that are absent as one which names every field."""
-    listed = list(misfits)
-    lost = [problem for problem in listed if problem.cause == LOST]
+    others: list[Problem] = []
+    lost: dict[str, list[Problem]] = {"": [], VISION: []}
+    for problem in misfits:
+        of_vision = optional_part(normalise(problem.tensor)) == VISION
+        group = lost[VISION if of_vision else ""] if problem.cause == LOST else others
+        group.append(problem)
+    for part, problems in lost.items():
+        others += _told(problems, part, config, held)
+    return others
+
+
+def _told(
+    lost: Sequence[Problem], part: str, config: Config, held: Mapping[str, TensorInfo]
+) -> list[Problem]:
+    """Return one problem; each, if the tensors show that the defaults are right."""
     said = "".join(problem.problem for problem in lost)
     absent = [symbol for symbol, f in config.fields.items() if f.endswith(ABSENT) and f in said]
     shown = _shown(absent, held)
     if all(shown.get(symbol) == config.sizes[symbol] for symbol in absent):
-        return [replace(p, cause="shape") if p.cause == LOST else p for p in listed]
-    return [p for p in listed if p.cause != LOST] + [_as_one(lost, absent, shown, config)]
+        return [replace(problem, cause="shape") for problem in lost]
+    return [replace(_as_one(lost, absent, shown, config), part=part)]
 
 
 def _as_one(

@@ -50,7 +50,7 @@ def choose(place: Place, only: str | None, whole: Whole) -> Choice:
         choice = _indexed(place, only)
     absent = sorted({*choice.names} - {*place.names})
     if absent:
-        _refuse_absent(choice, absent)
+        _refuse_absent(place, choice, absent)
     _check_finished(place, choice)
     return with_others(place, choice)
 
@@ -162,7 +162,7 @@ def _check_finished(place: Place, choice: Choice) -> None:
             )
 
 
-def _refuse_absent(choice: Choice, absent: Sequence[str]) -> NoReturn:
+def _refuse_absent(place: Place, choice: Choice, absent: Sequence[str]) -> NoReturn:
     others = (
         f", nor do {', '.join(absent[1:4])}{' ...' if absent[4:] else ''}" if absent[1:] else ""
     )
@@ -172,4 +172,4 @@ def _refuse_absent(choice: Choice, absent: Sequence[str]) -> NoReturn:
     else:
         tensor = next(name for name, file in choice.index.items() if file == absent[0])
         what = f"{choice.file}: {tensor} is in {absent[0]!r}, which"
-    raise FormatError(f"{what} does not exist{others}", fix=f"{DOWNLOAD}, all of its files")
+    raise FormatError(f"{what} does not exist{others}", fix=place.again)

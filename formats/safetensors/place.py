@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from formats.content import DOWNLOAD
 from formats.json_file import read_object
-from formats.links import check_leads
+from formats.links import check_leads, repository_of
 from formats.safetensors.adapters import adapters
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX, WEIGHTS
@@ -29,6 +30,11 @@ class Place(Protocol):
 
     def path_of(self, name: str) -> str:
         """Return what to type for one of the files."""
+        ...
+
+    @property
+    def again(self) -> str:
+        """Return how files that are missing are fetched."""
         ...
 
     def identity(self, name: str) -> object:
@@ -84,6 +90,12 @@ class Folder:
     def path_of(self, name: str) -> str:
         """Return its path."""
         return str(self.path / name)
+
+    @property
+    def again(self) -> str:
+        """Return the command for a snapshot of the hub's cache, else plain words."""
+        hub = repository_of(self.path)
+        return f"hf download {hub[0]} --revision {hub[1]}" if hub else f"{DOWNLOAD}, all files"
 
     def identity(self, name: str) -> object:
         """Return which file it is, through links."""

@@ -105,6 +105,11 @@ class _Opening:
         """Return where a file is once it was downloaded."""
         return f"DIR/{name} (after `hf download {self.hub.repo} --local-dir DIR`)"
 
+    @property
+    def again(self) -> str:
+        """Return where the files are listed."""
+        return f"see {self.hub.page(self.commit)}"
+
     def identity(self, name: str) -> object:
         """Return what the listing says of its bytes."""
         return self.listing.entries[name]

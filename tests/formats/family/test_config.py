@@ -90,6 +90,11 @@ def test_a_size_without_a_default_must_be_there(field):
     refused(text_config(**{field: None}), f"{field} is missing")
 
 
+def test_all_fields_that_were_lost_are_named_where_a_default_contradicts():
+    config = without(without(text_config(), "linear_num_key_heads"), "linear_key_head_dim")
+    refused(config, "add linear_num_key_heads, linear_key_head_dim, as ")
+
+
 def test_all_fields_that_are_missing_are_named():
     config = without(without(text_config(), "hidden_size"), "num_hidden_layers")
     refused(config, "num_hidden_layers, hidden_size are missing")

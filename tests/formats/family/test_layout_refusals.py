@@ -229,6 +229,16 @@ def test_a_config_that_lost_fields_is_one_problem_that_names_each():
     assert "linear_value_head_dim 128" in found[0].remedy
 
 
+def test_lost_fields_of_the_vision_tower_are_a_problem_of_it_alone():
+    config = hub_config()
+    infos = infos_of(make_weights(config))
+    del config["vision_config"]["patch_size"], config["text_config"]["linear_key_head_dim"]
+    found = recognise(infos, read_config(config), RECOGNISERS).problems
+    assert [problem.part for problem in found] == ["", "vision"]
+    assert "lacks text_config.linear_key_head_dim;" in found[0].problem
+    assert "lacks vision_config.patch_size;" in found[1].problem
+
+
 def test_a_lost_field_whose_default_fits_is_not_to_blame():
     config = hub_config(head_dim=256)
     infos = infos_of(make_weights(config))

@@ -206,6 +206,16 @@ def test_the_folder_of_a_repository_in_the_cache_is_its_snapshot(tmp_path):
     refused(repo, "has 2 snapshots", str(snapshot))
 
 
+def test_a_snapshot_without_all_its_files_says_how_to_fetch_them(tmp_path):
+    weights = make_weights(hub_config())
+    folder = write_checkpoint(tmp_path / "in", hub_config(), weights, shards=2)
+    snapshot = hub_cache(folder, tmp_path)
+    lost = sorted(snapshot.glob("*.safetensors"))[1]
+    lost.unlink()
+    again = f"hf download acme/Borealis-4B --revision {COMMIT}"
+    refused(snapshot, f"{lost.name!r}, which does not exist", again)
+
+
 def test_a_dangling_link_to_a_gguf_says_so(tmp_path):
     snapshot = hub_cache(dense(tmp_path / "in"), tmp_path)
     (snapshot / "m.gguf").symlink_to("../../blobs/0")
