@@ -92,8 +92,8 @@ class Layout:
     """What a checkpoint is, and its atoms in the family's order.
 
     spelling  gives the stored name of a tensor of the table, or what it would be
-    buffers  stored tensors that nobody reads: every engine computes them
-    copies   stored tensors that must be copies of others, which are read in their place
+    buffers   stored tensors that nobody reads: every engine computes them
+    copies    stored tensors that must be copies of others, which are read in their place
     """
 
     kind: str

@@ -217,7 +217,7 @@ def test_what_was_put_right_is_noted():
         "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"
     ]  # fmt: skip
     assert recognised(*buffers_beside(config, weights)).notes[0].startswith("10 buffers")
-    assert "copy of" in recognised(*copies_of_mtp(config, weights)).notes[0]
+    assert "to be a copy" in recognised(*copies_of_mtp(config, weights)).notes[0]
     mlx = recognised(
         config | {"text_config": text_config(mtp_num_hidden_layers=0)},
         to_mlx(without(weights, "mtp.")),

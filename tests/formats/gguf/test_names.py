@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from formats.family.config import read_config
 from formats.family.layout import recognise
 from formats.family.names import normalise
 from formats.family.ops import NegExp, NegLog, Tile, apply_all, shape_after
+from formats.gguf.checkpoint import ORIGIN
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.names import gguf_name, hub_name, ops_from_gguf, ops_to_gguf
 from quant.registry import GGUF_RECOGNISERS
@@ -103,7 +106,9 @@ def test_what_is_wrong_with_a_file_sends_nobody_to_a_config_json(harm):
     value = stored.pop("blk.0.ffn_up.weight")
     stored |= {"misshapen": {"blk.0.ffn_up.weight": value[:7]}}.get(harm, {})
     stored |= {"strange": {"blk.0.ffn_sub.weight": value}}.get(harm, {})
-    layout = recognise(infos_of(stored), read_config(config), GGUF_RECOGNISERS, GgufDialect())
+    of_file = replace(read_config(config), origin=ORIGIN)
+    layout = recognise(infos_of(stored), of_file, GGUF_RECOGNISERS, GgufDialect())
+    assert layout.problems
     for problem in layout.problems:
         assert "make the file again" in problem.remedy
         assert "config.json" not in str(problem)
