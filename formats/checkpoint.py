@@ -110,14 +110,20 @@ class Checkpoint:
 
     def is_far(self, path: Path) -> bool:
         """Tell whether a file that a conversion reads is not on this machine."""
-        return self.remote is not None and path.parent == self.folder
+        return self.remote is not None and self.folder in path.parents
+
+    def name_of(self, path: Path) -> str:
+        """Return what a file that a conversion reads is called: a side file by its place."""
+        below = path.relative_to(self.folder).as_posix() if self.folder in path.parents else ""
+        return below if below in self.beside else path.name
 
     def identity(self, path: Path) -> tuple[str, int, str]:
         """Return name, size and what changes with a file: its hash on the hub, or its time here."""
+        name = self.name_of(path)
         if self.remote is not None and self.is_far(path):
-            return path.name, *self.remote.identity[path.name]
+            return name, *self.remote.identity[name]
         status = path.stat()
-        return path.name, status.st_size, str(status.st_mtime_ns)
+        return name, status.st_size, str(status.st_mtime_ns)
 
     def proven(self, atoms: Iterable[Atom]) -> bool:
         """Tell whether what these atoms were made from is known to be right; here, it always is."""

@@ -46,9 +46,24 @@ def _finite(number: str) -> float:
 
 def parse_object(text: bytes, where: str) -> dict[str, Any]:
     """Return the JSON object in `text`; FormatError names `where` and what is wrong."""
+    value = _parse(text, where)
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} holds {type(value).__name__}, expected an object")
+    return value
+
+
+def parse_list(text: bytes, where: str) -> list[Any]:
+    """Return the JSON list in `text`; FormatError names `where` and what is wrong."""
+    value = _parse(text, where)
+    if not isinstance(value, list):
+        raise FormatError(f"{where} holds {type(value).__name__}, expected a list")
+    return value
+
+
+def _parse(text: bytes, where: str) -> object:
     try:
         _check_count(text)
-        value = json.loads(
+        value: object = json.loads(
             text.decode(),
             object_pairs_hook=_unique,
             parse_constant=_no_constant,
@@ -63,8 +78,6 @@ def parse_object(text: bytes, where: str) -> dict[str, Any]:
             raise FormatError(f"{where} {content.what}", fix=content.fix) from None
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise FormatError(f"{where} is not JSON: {reason}") from None
-    if not isinstance(value, dict):
-        raise FormatError(f"{where} holds {type(value).__name__}, expected an object")
     return value
 
 

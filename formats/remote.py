@@ -51,6 +51,6 @@ class Remote(Protocol):
         """Stop waiting for a busy server."""
         ...
 
-    def describe(self, paths: Iterable[Path], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    def describe(self, names: Iterable[str], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
         """Return size and SHA-256 of each file; None for one that rows were not made from."""
         ...

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from formats.errors import FormatError
+from formats.family.rope import Rope, read_rope, rope_problems
+from formats.stored import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,6 +62,10 @@ ORIGIN = "config.json"
 TEXT_TYPES = {"qwen3_5_text": False, "qwen3_5_moe_text": True, "qwen3_next": True}
 OUTER_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 ABSENT = " (absent, default)"  # follows a field in `Config.fields`
+# Classes without a head; what is made of their hidden states, files beside the tensors say.
+BASE_CLASSES = (
+    "Qwen3_5TextModel", "Qwen3_5MoeTextModel", "Qwen3_5Model", "Qwen3_5MoeModel", "Qwen3NextModel",
+)  # fmt: skip
 LAYER_TYPES = ("linear_attention", "full_attention")
 DEFAULT_INTERVAL = 4
 MAX_SIZE = (1 << 31) - 1
@@ -81,14 +87,17 @@ HARD_WIRED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("mlp_only_layers", ([],), "dense layers between the sparse ones"),
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding: base, rotated share of head_dim, mRoPE sections (empty: plain)."""
-
-    theta: float
-    partial: float
-    sections: tuple[int, ...]
+# What transformers takes out of a config for how to generate (`GenerationConfig`), where
+# generation_config.json is absent.
+GENERATION_FIELDS = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
+    "bad_words_ids", "stop_strings", "max_length", "max_new_tokens", "min_length",
+    "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p",
+    "epsilon_cutoff", "eta_cutoff", "repetition_penalty", "no_repeat_ngram_size", "num_beams",
+    "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping",
+    "num_return_sequences", "guidance_scale",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Config:
 
     `sizes` maps the symbols of the family table to numbers, `fields` to where each was read, "L"
     to where the layers were counted, "kinds" to where their kinds are. The fields are `origin`'s.
+    `problems` is what no engine reads as another does.
     """
 
     raw: dict[str, Any]
@@ -110,11 +120,18 @@ class Config:
     mtp_layers: int
     tie_flags: dict[str, bool]
     origin: str = ORIGIN
+    problems: tuple[Problem, ...] = ()
 
     @property
     def nested(self) -> bool:
         """Whether the text part is its own object (the vision-language form)."""
         return self.text is not self.raw
+
+    @property
+    def headless(self) -> bool:
+        """Whether its class has no head: a base model, as embedding models are."""
+        classes = self.raw.get("architectures")
+        return isinstance(classes, list) and classes[:1] != [] and classes[0] in BASE_CLASSES
 
     @property
     def moe(self) -> bool:
@@ -126,6 +143,14 @@ class Config:
         """The quantization_config block, wherever it stands."""
         blocks = (_object(part, "", "quantization_config") for part in (self.raw, self.text))
         return next((block for block in blocks if block), None)
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """What it says of how text is generated; beside text_config it wins, as in transformers."""
+        stated: dict[str, Any] = {}
+        for part in (self.text, self.raw):
+            stated |= {f: part[f] for f in GENERATION_FIELDS if part.get(f) is not None}
+        return stated
 
     def source_of(self, shape: str) -> str:
         """Say where the numbers of a symbolic shape come from: `hidden_size 128, ...`."""
@@ -160,10 +185,11 @@ def read_config(raw: dict[str, Any]) -> Config:
         sizes=sizes,
         fields=fields,
         layer_types=layer_types,
-        rope=_rope(text, prefix),
+        rope=read_rope(text, prefix),
         eps=_number(text, prefix, "rms_norm_eps", 1e-6),
         mtp_layers=_mtp_layers(text, prefix),
         tie_flags=_tie_flags(raw, text),
+        problems=rope_problems(text, prefix),
     )
 
 
@@ -329,23 +355,6 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
 def interval_types(interval: int, count: int) -> tuple[str, ...]:
     """Return the types of `count` layers of which every `interval`-th has full attention."""
     return tuple(LAYER_TYPES[(i + 1) % interval == 0] for i in range(count))
-
-
-def _rope(text: dict[str, Any], prefix: str) -> Rope:
-    """Read the rope block, or the same fields beside it; theta has no default (not 1e4)."""
-    block = _object(text, prefix, "rope_parameters") or _object(text, prefix, "rope_scaling") or {}
-    where = f"{prefix}rope_parameters."
-    kind = block.get("rope_type", block.get("type", "default"))
-    if kind not in ("default", "mrope"):
-        raise FormatError(f"config.json: {where}rope_type is {kind!r:.120}, expected 'default'")
-    part = text | {key: value for key, value in block.items() if value is not None}
-    sections = [] if part.get("mrope_section") is None else part["mrope_section"]
-    if not isinstance(sections, list) or not all(type(s) is int and s >= 0 for s in sections):
-        raise FormatError(f"config.json: {where}mrope_section is {sections!r:.120}, expected sizes")
-    partial = _number(part, where, "partial_rotary_factor", 0.25)
-    if partial > 1:
-        raise FormatError(f"config.json: {where}partial_rotary_factor is {partial}, over 1")
-    return Rope(_number(part, where, "rope_theta", None), partial, tuple(sections))
 
 
 def _tie_flags(raw: dict[str, Any], text: dict[str, Any]) -> dict[str, bool]:

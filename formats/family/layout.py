@@ -94,6 +94,8 @@ class Layout:
     spelling  gives the stored name of a tensor of the table, or what it would be
     buffers   stored tensors that nobody reads: every engine computes them
     copies    stored tensors that must be copies of others, which are read in their place
+    tied      it stores no head: the embedding serves as one, if anything does
+    headless  its class has none, and none is stored
     """
 
     kind: str
@@ -102,6 +104,7 @@ class Layout:
     tied: bool
     quantized: str | None
     spelling: Callable[[str], str]
+    headless: bool = False
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     buffers: tuple[str, ...] = ()
@@ -173,9 +176,10 @@ def recognise(
             *_notes(held, config, form, mlx=dialect.kind == MLX),
             *_unused_notes([*buffers], twins),
         ],
-        problems=_parted([*problems, *tie_problems], names),
+        problems=_parted([*problems, *tie_problems, *config.problems], names),
         buffers=tuple(buffers),
         copies=twins,
+        headless=config.headless and not form.head,
     )
 
 
@@ -375,6 +379,9 @@ def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
     if form.head:
         note = f"lm_head is present, so the head is not tied ({stated})"
         return False, [note] if any(flags.values()) else [], []
+    if config.headless:
+        name = config.raw["architectures"][0]
+        return True, [f"{name} has no head to predict tokens: its hidden states are the result"], []
     if not any(flags.values()):
         problem = f"is missing, and the head is not tied ({stated})"
         remedy = "add the head, or set tie_word_embeddings if it is tied"

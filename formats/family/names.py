@@ -2,6 +2,8 @@
 
     hub    model.language_model.layers.0...   model.visual...   lm_head   mtp...
     text   model.layers.0...                                    lm_head   mtp...
+    base   language_model.layers.0...         visual...                   mtp...   (no head)
+    text   layers.0...                                                    mtp...   (no head)
     wild   model.language_model.language_model.language_model.layers.0...   (transformers 5.0-5.5)
            model.language_model.visual...                                   (transformers to 5.5.3)
            language_model.model.layers.0...   vision_tower...               (MLX, vLLM)
@@ -52,7 +54,15 @@ OUTER = {
 }
 
 TEXT, HUB = "text", "hub"
-PREFIXES = {TEXT: "model.", HUB: "model.language_model."}
+TEXT_BASE, HUB_BASE = "text-base", "hub-base"
+# namespace: what precedes names of the text model, of the vision tower
+PREFIXES = {
+    TEXT: ("model.", "model."),
+    HUB: ("model.language_model.", "model."),
+    TEXT_BASE: ("", ""),
+    HUB_BASE: ("language_model.", ""),
+}
+WITHOUT_HEAD = {TEXT: TEXT_BASE, HUB: HUB_BASE}
 TOP_LEVEL = ("lm_head", "mtp")
 TRUNK = ("layers", "embed_tokens", "norm")
 # First segments of names that show by themselves where the family's names begin.
@@ -126,11 +136,11 @@ def holders(name: str) -> dict[str, str]:
 
 
 def place(hub: str, namespace: str) -> str:
-    """Return the table's name as it stands in a namespace (`text` or `hub`)."""
+    """Return the table's name as it stands in a namespace, a key of PREFIXES."""
     head = hub.split(".", 1)[0]
     if head in TOP_LEVEL:
         return hub
-    return ("model." if head == "visual" else PREFIXES[namespace]) + hub
+    return PREFIXES[namespace][head == "visual"] + hub
 
 
 def prefix_of(stored: str) -> str | None:

@@ -30,16 +30,26 @@ PLAIN_MODEL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("ignore_merges", (None, False)),
 )
 SPACE = chr(ord(" ") + 256)  # as byte-level text has it
-PLAIN_ADDED = ("single_word", "lstrip", "rstrip")
+# What an added token may ask of the text around it, which no GGUF file can say: llama.cpp's
+# converter leaves it out, and llama.cpp cuts the token out wherever it stands.
+NEIGHBOURS = {
+    "lstrip": "the white space before it",
+    "rstrip": "the white space after it",
+    "single_word": "the letters next to it",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is cut out of the text before anything else."""
+    """A token that is cut out of the text before anything else.
+
+    odd  what it asks of the text around it, of `NEIGHBOURS`
+    """
 
     content: str
     id: int
     special: bool
+    odd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,18 @@ class BpeTokenizer:
     merges: list[str]
     pre: str
     ends: Ends
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What llama.cpp does not do with the added tokens."""
+        for field, what in NEIGHBOURS.items():
+            tokens = [repr(token.content) for token in self.added if field in token.odd]
+            if tokens:
+                more = f" and {len(tokens) - 3} more" if len(tokens) > 3 else ""
+                yield (
+                    f"{TOKENIZER}: {', '.join(tokens[:3])}{more} has {field}, which no GGUF file "
+                    f"can say: llama.cpp leaves {what} as it is"
+                )
 
 
 def read_tokenizer(content: bytes, more: Sequence[Mapping[str, Any]] = ()) -> BpeTokenizer:
@@ -150,10 +172,8 @@ def _added(listed: Iterable[Any]) -> Iterator[AddedToken]:
         if content in seen:
             continue
         seen[content] = number
-        odd = [field for field in PLAIN_ADDED if entry.get(field)]
-        if odd:
-            fail(f"{content!r} has {odd[0]}, which no GGUF file can say", f"set {odd[0]} to false")
-        yield AddedToken(content, number, entry.get("special") is True)
+        odd = tuple(field for field in NEIGHBOURS if entry.get(field))
+        yield AddedToken(content, number, entry.get("special") is True, odd)
 
 
 def _check_ids(vocab: Mapping[str, int], added: Sequence[AddedToken]) -> None:

@@ -14,6 +14,7 @@ from formats.family.layout import recognise
 from formats.gguf.config import config_from_metadata, places_of
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.file import SHARD, GgufFile, Kv, open_files
+from formats.gguf.pooling import pooling_files
 from formats.links import check_leads
 from formats.stored import Recogniser
 
@@ -82,7 +83,7 @@ class _Sides(Mapping[str, bytes]):
     def _files(self) -> Mapping[str, bytes]:
         from formats.gguf.tokenizer import tokenizer_files
 
-        return tokenizer_files(self._kv)
+        return tokenizer_files(self._kv) | pooling_files(self._kv)
 
     def __getitem__(self, name: str) -> bytes:
         return self._files[name]

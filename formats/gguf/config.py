@@ -7,13 +7,14 @@ counts the MTP layers; a float is stored in 32 bits, so 1e-6 comes back as its s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import nextafter
 from typing import Any
 
 from formats.errors import FormatError
 from formats.family.config import FIELD_NAMES, LAYER_TYPES, MAX_EXPERTS, interval_types
 from formats.gguf.header import Kv
 from formats.gguf.keys import Keys, shown
+from formats.gguf.pooling import KEY as POOLING
+from formats.gguf.rope import rope_parameters
 from formats.tensor import TensorInfo
 
 # architecture: class, model_type, whether it is a mixture of experts
@@ -69,6 +70,8 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
         )
     name, model_type, moe = CLASSES[arch]
     keys = Keys(kv, arch)
+    if "output.weight" not in infos and POOLING in keys and keys.size(POOLING, least=0):
+        name = name.replace("ForCausalLM", "TextModel")
     _check_keys(keys)
     if moe:
         _check_experts(keys)
@@ -84,7 +87,7 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
         "layer_types": types,
         "linear_value_head_dim": keys.size("ssm.inner_size") // keys.size("ssm.time_step_rank"),
         "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(keys),
+        "rope_parameters": rope_parameters(keys),
     }
     end = kv.get("tokenizer.ggml.eos_token_id")
     if end is not None and type(end.value) is not int:
@@ -124,29 +127,8 @@ def _layer_types(keys: Keys) -> list[str]:
     return [LAYER_TYPES[not flag] for flag in flags[:layers]]
 
 
-def _rope(keys: Keys) -> dict[str, Any]:
-    """Return `rope_parameters`."""
-    width, turned = keys.size("attention.key_length"), keys.size("rope.dimension_count")
-    if turned > width or turned % 2:
-        keys.fail("rope.dimension_count", f"is {turned}, expected an even number up to {width}")
-    key = "rope.dimension_sections"
-    sections = keys.pair(key).value
-    sizes = isinstance(sections, list) and all(type(s) is int and s >= 0 for s in sections)
-    if not sizes or len(sections) != 4 or not any(sections):
-        keys.fail(key, f"is {shown(sections)}, expected 4 sizes")
-    theta, part = keys.real("rope.freq_base"), turned / width
-    return {
-        "rope_type": "default",
-        "rope_theta": int(theta) if theta.is_integer() else theta,
-        # the quotient can be rounded down, and would then lose a dimension
-        "partial_rotary_factor": part if int(part * width) == turned else nextafter(part, 1),
-        "mrope_section": sections if sections[3] else sections[:3],
-        "mrope_interleaved": True,
-    }
-
-
 def _check_keys(keys: Keys) -> None:
-    """Refuse keys that contradict each other, and rope scaling, which the family does not have."""
+    """Refuse keys that contradict each other."""
     for whole, part in MULTIPLES:
         all_of_it, of = keys.size(whole), keys.size(part)
         if all_of_it % of:
@@ -155,9 +137,6 @@ def _check_keys(keys: Keys) -> None:
     if value != key:
         expected = f"key_length {key} ({keys.arch}.attention.key_length)"
         keys.fail("attention.value_length", f"is {value}, expected {expected}")
-    scaling = "rope.scaling.type"
-    if scaling in keys and keys.pair(scaling).value != "none":
-        keys.fail(scaling, f"is {keys.pair(scaling).value!r}, expected 'none'")
 
 
 def _check_experts(keys: Keys) -> None:

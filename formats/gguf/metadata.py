@@ -23,6 +23,8 @@ from formats.family.config import (
     interval_types,
 )
 from formats.gguf.header import Kv
+from formats.gguf.pooling import KEY as POOLING
+from formats.gguf.rope import SECTIONS, dimensions, scaling_rows, sections
 from formats.tensor import TensorInfo
 
 # Where the sampling parameters are in generation_config.json; the first name that is there counts.
@@ -65,7 +67,6 @@ ABOUT = (
     "languages",
 )
 VERSION = re.compile(r"v\d+(\.\d+)*|\d.*")
-SECTIONS = [11, 11, 10, 0]
 CONTEXT = 32768  # of transformers' class
 QUANTIZATION_VERSION = 2
 
@@ -77,6 +78,7 @@ def text_metadata(
     file_type: int,
     mtp_layers: int,
     generation: Mapping[str, Any] | None = None,
+    pooling: int | None = None,
 ) -> list[Kv]:
     """Return every pair of a text model's file but the tokenizer's, in llama.cpp's order.
 
@@ -84,6 +86,7 @@ def text_metadata(
     file_type   llama.cpp's number of the mix, such as 15 for Q4_K_M
     mtp_layers  that are written, whatever the config says
     generation  generation_config.json
+    pooling     llama.cpp's number of what an embedding model makes of its hidden states
 
     FormatError if llama.cpp has no key for what the config or `generation` says.
     """
@@ -94,6 +97,7 @@ def text_metadata(
         *sampling_pairs(generation or {}),
         *_about(about),
         *_model(config, arch, file_type, mtp_layers),
+        *([] if pooling is None else [Kv(f"{arch}.{POOLING}", "uint32", pooling)]),
         Kv("general.quantization_version", "uint32", QUANTIZATION_VERSION),
     ]
 
@@ -176,7 +180,8 @@ def _model(config: Config, arch: str, file_type: int, mtp_layers: int) -> Iterab
         ("feed_forward_length", "uint32", s.get("I")),
         ("attention.head_count", "uint32", s["NH"]),
         ("attention.head_count_kv", "uint32", s["NKV"]),
-        ("rope.dimension_sections", "array[int32]", _sections(rope.sections)),
+        *scaling_rows(config),
+        ("rope.dimension_sections", "array[int32]", sections(config)),
         ("rope.freq_base", "float32", rope.theta),
         ("attention.layer_norm_rms_epsilon", "float32", config.eps),
         ("expert_count", "uint32", s.get("E")),
@@ -194,7 +199,7 @@ def _model(config: Config, arch: str, file_type: int, mtp_layers: int) -> Iterab
         ("ssm.inner_size", "uint32", s["DV"] * s["NV"]),
         ("attention.recurrent_layers", "array[bool]", recurrent),
         ("full_attention_interval", "uint32", _interval(config)),
-        ("rope.dimension_count", "uint32", _turned(config)),
+        ("rope.dimension_count", "uint32", dimensions(config)),
         ("rope.dimension_sections", "array[int32]", None if rope.sections else SECTIONS),
     )
     for key, kind, value in rows:
@@ -216,17 +221,6 @@ def _check_state(config: Config) -> None:
         )
 
 
-def _turned(config: Config) -> int:
-    """Return how many dimensions of a head are rotated: pairs, and at least one."""
-    turned = int(config.sizes["HD"] * config.rope.partial)
-    if turned < 2 or turned % 2:
-        raise FormatError(
-            f"{config.origin}: partial_rotary_factor {config.rope.partial} of "
-            f"{config.fields['HD']} {config.sizes['HD']} is {turned}, expected an even number"
-        )
-    return turned
-
-
 def _context(config: Config) -> int:
     value = config.text.get("max_position_embeddings")
     value = CONTEXT if value is None else value
@@ -236,14 +230,6 @@ def _context(config: Config) -> int:
             f"expected an integer from 1 to {MAX_SIZE}"
         )
     return value
-
-
-def _sections(sections: tuple[int, ...]) -> list[int] | None:
-    if not sections:
-        return None
-    if len(sections) > 4 or max(sections) > MAX_SIZE or not any(sections):
-        raise FormatError(f"config.json: mrope_section is {list(sections)}, expected 1 to 4 sizes")
-    return [*sections, *[0] * (4 - len(sections))]
 
 
 def _interval(config: Config) -> int:

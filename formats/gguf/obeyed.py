@@ -50,7 +50,7 @@ ABSENT_IN_TEXT: dict[str, tuple[Any, ...]] = {
     "general.sampling.mirostat_eta": (0.1,),
     "{arch}.full_attention_interval": (DEFAULT_INTERVAL,),
     "{arch}.nextn_predict_layers": (0,),
-    "{arch}.rope.scaling.type": ("none",),
+    "{arch}.rope.scaling.type": ("none", "linear"),  # by the factor, which is 1 if absent
     "{arch}.rope.scaling.factor": (1.0, 0.0),
     "{arch}.rope.scaling.attn_factor": (1.0,),
     "{arch}.rope.scaling.finetuned": (False,),
@@ -87,7 +87,11 @@ ABSENT_IN_MMPROJ: dict[str, tuple[Any, ...]] = {
     "clip.vision.n_wa_pattern": (0,),
 }
 # Keys that older writers leave out: the engine then has its own default, or looks at the tensors.
-MAY_LACK = re.compile(r"general\.(quantization_version|sampling\..+)")
+# Those of YaRN are read for other architectures alone, and change nothing in these (tried).
+MAY_LACK = re.compile(
+    r"general\.(quantization_version|sampling\..+)"
+    r"|.+\.rope\.scaling\.yarn_(attn_factor|beta_fast|beta_slow)"
+)
 
 # Tokens that are found by their text where no key names them: the first that the vocabulary has.
 TOKEN_TEXTS: dict[str, tuple[str, ...]] = {

@@ -4,15 +4,17 @@ Every id below the rows of the embedding has a token: ids that the tokenizer lea
 `[PAD{i}]`, unused. Keys, kinds and their order are those of llama.cpp's converter.
 
 Source: llama.cpp's `conversion/base.py` and `gguf-py/gguf/vocab.py` at b11434. Traps: the first
-that names a special token decides (tokenizer_config.json, config.json, its text_config); a null
-chat template does not hide chat_template.jinja here; llama.cpp has no NFC.
+that names a special token decides (tokenizer_config.json, config.json, its text_config); where two
+files hold chat templates, transformers' choice is written, not that of llama.cpp's converter;
+llama.cpp has no NFC.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
+from formats.chat_template import DEFAULT, ChatTemplates, Sides, read_templates
 from formats.errors import FormatError
 from formats.gguf.bpe_tokenizer import AddedToken, BpeTokenizer, Ends, read_tokenizer
 from formats.gguf.header import Kv
@@ -22,8 +24,10 @@ from formats.gguf.tokenizer_files import (
     NORMAL,
     PREFIX,
     SPECIAL_KEYS,
+    TEMPLATE,
     UNUSED,
     USER_DEFINED,
+    plain_name,
     tokenizer_files,
 )
 from formats.json_file import parse_object
@@ -31,52 +35,59 @@ from formats.json_file import parse_object
 __all__ = ["tokenizer_files", "tokenizer_metadata"]
 
 CONFIG = "tokenizer_config.json"
-TEMPLATE, TEMPLATE_JSON = "chat_template.jinja", "chat_template.json"
 # The eot token is the one that the post-processor's last token has displaced as eos.
 WRITTEN_KEYS = SPECIAL_KEYS | {"eot": "eot_token_id"}
 ADD_TYPES = ("bos", "eos", "sep")
 
-Side = Callable[[str], bytes | None]
+
+class TokenizerMetadata(NamedTuple):
+    """The pairs of a tokenizer, and what llama.cpp does otherwise."""
+
+    pairs: list[Kv]
+    notes: tuple[str, ...]
 
 
-def tokenizer_metadata(side: Side, vocab_rows: int, raw_config: Mapping[str, Any]) -> list[Kv]:
+def tokenizer_metadata(
+    sides: Sides, vocab_rows: int, raw_config: Mapping[str, Any]
+) -> TokenizerMetadata:
     """Return every pair of a text model's tokenizer, in llama.cpp's order.
 
-    side        content of a side file by its name, None if there is none
+    sides       content of side files by their names
     vocab_rows  rows of the embedding
     raw_config  config.json
 
     FormatError if there is no byte-level BPE, if it contradicts itself or the embedding, or if
     llama.cpp would give other ids.
     """
-    config = _read(side, CONFIG)
-    content = side(TOKENIZER)
+    config = _read(sides, CONFIG)
+    content = sides.get(TOKENIZER)
     if content is None:
-        raise FormatError(_missing(side))
+        raise FormatError(_missing(sides))
     tokenizer = read_tokenizer(content, _in_config(config))
     tokens, types = _tokens(tokenizer, vocab_rows)
-    return [
+    pairs = [
         Kv(f"{PREFIX}model", "string", "gpt2"),
         Kv(f"{PREFIX}pre", "string", tokenizer.pre),
         Kv(f"{PREFIX}tokens", "array[string]", tokens),
         Kv(f"{PREFIX}token_type", "array[int32]", types),
         Kv(f"{PREFIX}merges", "array[string]", tokenizer.merges),
         *_special(tokenizer, config, raw_config, vocab_rows),
-        *_chat_template(side, config),
+        *_chat_templates(read_templates(sides)),
     ]
+    return TokenizerMetadata(pairs, tuple(tokenizer.notes))
 
 
-def _read(side: Side, name: str) -> dict[str, Any]:
-    content = side(name)
+def _read(sides: Sides, name: str) -> dict[str, Any]:
+    content = sides.get(name)
     return {} if content is None else parse_object(content, name)
 
 
-def _missing(side: Side) -> str:
+def _missing(sides: Sides) -> str:
     """Say what a checkpoint without tokenizer.json has instead, and what to do."""
     fix, why = FROM_ORIGINAL, "a GGUF file holds the tokenizer"
-    if side("tokenizer.model") is not None:
+    if "tokenizer.model" in sides:
         why = "tokenizer.model is SentencePiece, which Qwen3.5 does not use"
-    if side("vocab.json") is not None and side("merges.txt") is not None:
+    if "vocab.json" in sides and "merges.txt" in sides:
         fix = "load and save the tokenizer with transformers: vocab.json and merges.txt are here"
     return f"{TOKENIZER} is missing\n  why   {why}\n  fix   {fix}"
 
@@ -201,45 +212,19 @@ def _flags(ends: Ends, bos: str | None, config: Mapping[str, Any]) -> dict[str, 
     return flags
 
 
-def _chat_template(side: Side, config: Mapping[str, Any]) -> Iterator[Kv]:
-    """Yield the template, or each of a list under its name and the default one last."""
-    given = config.get("chat_template")
-    where = f"{CONFIG}: chat_template"
-    if given is None:
-        given, where = _template_file(side)
-    if isinstance(given, list):
-        yield from _named_templates(given, where)
-    elif isinstance(given, str):
-        yield Kv("tokenizer.chat_template", "string", given)
-    elif given is not None:
-        raise FormatError(f"{where} is {type(given).__name__}, expected text or a list")
-
-
-def _template_file(side: Side) -> tuple[Any, str]:
-    content = side(TEMPLATE)
-    if content is None:
-        return _read(side, TEMPLATE_JSON).get("chat_template"), TEMPLATE_JSON
-    try:
-        return content.decode(), TEMPLATE
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{TEMPLATE} is not UTF-8: {error.reason}") from None
-
-
-def _named_templates(listed: Sequence[Any], where: str) -> Iterator[Kv]:
-    templates: dict[str, str] = {}
-    for entry in listed:
-        given = entry if isinstance(entry, dict) else {}
-        name, text = given.get("name"), given.get("template")
-        if not (isinstance(name, str) and name and isinstance(text, str)):
-            raise FormatError(f"{where} holds {entry!r}, expected a name and a template")
-        name = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-        if name in templates:
-            raise FormatError(f"{where} has two templates named {name!r}")
-        templates[name] = text
-    default = templates.pop("default", None)
-    for name, text in templates.items():
-        yield Kv(f"tokenizer.chat_template.{name}", "string", text)
-    if templates:
-        yield Kv("tokenizer.chat_templates", "array[string]", list(templates))
+def _chat_templates(templates: ChatTemplates) -> Iterator[Kv]:
+    """Yield each named template, their names, and the default one last."""
+    named: dict[str, str] = {}
+    for name, text in templates.texts.items():
+        key = plain_name(name)
+        if key in named:
+            where = templates.where[name]
+            raise FormatError(f"{where}: two templates are named {key!r} in a GGUF file")
+        named[key] = text
+    default = named.pop(DEFAULT, None)
+    for name, text in named.items():
+        yield Kv(f"{TEMPLATE}.{name}", "string", text)
+    if named:
+        yield Kv(f"{TEMPLATE}s", "array[string]", list(named))
     if default is not None:
-        yield Kv("tokenizer.chat_template", "string", default)
+        yield Kv(TEMPLATE, "string", default)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from formats.chat_template import DEFAULT, template_file
 from formats.errors import FormatError
 from formats.gguf.bpe_tokenizer import library_ids
 from formats.gguf.header import Kv
@@ -22,6 +23,8 @@ from formats.gguf.pre_tokenizer import REGEXES
 T = TypeVar("T")
 
 PREFIX = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
+NAMED = f"{TEMPLATE}."
 NO_MODELS = (None, "none", "no_vocab")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 TYPES = (NORMAL, CONTROL, USER_DEFINED, UNUSED)
@@ -53,9 +56,9 @@ PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": F
 def tokenizer_files(kv: Mapping[str, Kv]) -> dict[str, bytes]:
     """Return the content of each side file by its name; none for a file without a tokenizer.
 
-    tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json, as far as
-    the pairs say anything of them. FormatError for a tokenizer that is not Qwen's, and for pairs
-    that contradict each other.
+    tokenizer.json, tokenizer_config.json, chat_template.jinja, additional_chat_templates/*.jinja,
+    generation_config.json, as far as the pairs say anything of them. FormatError for a tokenizer
+    that is not Qwen's, and for pairs that contradict each other.
     """
     if _get(kv, f"{PREFIX}model", str) in NO_MODELS:
         tokens: list[str] = []
@@ -73,9 +76,7 @@ def tokenizer_files(kv: Mapping[str, Kv]) -> dict[str, bytes]:
             "tokenizer.json": _json(_tokenizer(kv, tokens, types, added), None),
             "tokenizer_config.json": _json(config, 4),
         }
-    template = _get(kv, "tokenizer.chat_template", str)
-    if template is not None:
-        files["chat_template.jinja"] = template.encode()
+    files |= {template_file(name): text.encode() for name, text in _templates(kv).items()}
     generation = _generation(kv, tokens)
     return files | ({"generation_config.json": _json(generation, 4)} if generation else {})
 
@@ -244,7 +245,7 @@ def _post_processor(kv: Mapping[str, Kv], tokens: list[str]) -> dict[str, Any]:
 def _config(
     kv: Mapping[str, Kv], added: list[dict[str, Any]], special: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return tokenizer_config.json; named chat templates are there, the default one is a file."""
+    """Return tokenizer_config.json; chat templates are files of their own."""
     arch = _get(kv, "general.architecture", str)
     length = _get(kv, f"{arch}.context_length", int)
     config: dict[str, Any] = {
@@ -261,18 +262,20 @@ def _config(
     config |= {f"{kind}_token": special.get(kind) for kind in ("bos", "eos", "pad", "unk")}
     config |= {f"{kind}_token": special[kind] for kind in ("sep", "mask") if kind in special}
     config |= {} if length is None else {"model_max_length": length}
-    templates = _templates(kv)
-    return dict(sorted((config | ({"chat_template": templates} if templates else {})).items()))
+    return dict(sorted(config.items()))
 
 
-def _templates(kv: Mapping[str, Kv]) -> list[dict[str, str]]:
-    """Return all chat templates if there are others than the default one."""
-    names = _get(kv, "tokenizer.chat_templates", list) or []
-    found = {name: _need(kv, f"tokenizer.chat_template.{name}", str) for name in names}
-    default = _get(kv, "tokenizer.chat_template", str)
-    if found and default is not None:
-        found = {"default": default, **found}
-    return [{"name": name, "template": text} for name, text in found.items()]
+def _templates(kv: Mapping[str, Kv]) -> dict[str, str]:
+    """Return the chat templates by their names, which become names of files."""
+    keys = {DEFAULT: TEMPLATE}
+    keys |= {plain_name(key[len(TEMPLATE) + 1 :]): key for key in kv if key.startswith(NAMED)}
+    texts = {name: _get(kv, key, str) for name, key in keys.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def plain_name(name: str) -> str:
+    """Return a template's name as keys of a GGUF file have it: letters, digits, underscores."""
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
 def _generation(kv: Mapping[str, Kv], tokens: list[str]) -> dict[str, Any]:

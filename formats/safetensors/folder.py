@@ -25,6 +25,7 @@ from formats.safetensors.beside import GGUF, PICKLES, adapter_config
 from formats.safetensors.choose import choose
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX_NAME, WEIGHTS
+from formats.safetensors.nested import is_nested, nested_names
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
 from formats.stored import Recogniser
@@ -45,10 +46,13 @@ SIDE_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "merges.txt",
+    "modules.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "sentence_bert_config.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer.model",
@@ -68,7 +72,7 @@ class _Sides(Mapping[str, bytes]):
 
     def __getitem__(self, name: str) -> bytes:
         path = self._folder / name
-        if name not in SIDE_FILES or not path.is_file():
+        if not (name in SIDE_FILES or is_nested(name)) or not path.is_file():
             raise KeyError(name)
         try:
             return path.read_bytes()
@@ -76,7 +80,8 @@ class _Sides(Mapping[str, bytes]):
             raise FormatError(f"{name} cannot be read: {error.strerror}") from None
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in SIDE_FILES if (self._folder / name).is_file())
+        plain = [name for name in SIDE_FILES if (self._folder / name).is_file()]
+        return iter((*plain, *nested_names(self._folder)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -104,7 +109,8 @@ def _open(path: Path, recognisers: Sequence[Recogniser], name: str) -> Checkpoin
     config = check_config(read_object(folder / CONFIG))
     _check_sides(folder)
     choice = choose(place, only, partial(is_whole, place, config, recognisers))
-    check_links(folder, {CONFIG, choice.file, *SIDE_FILES, *choice.names} - {only})
+    sides = {*SIDE_FILES, *nested_names(folder)}
+    check_links(folder, {CONFIG, choice.file, *sides, *choice.names} - {only})
     files, hub = open_all(place, choice.names), repository_of(folder)
     title = name or (hub[0].rpartition("/")[2] if hub else folder.resolve().name)
     headers = Headers(folder, title, config, files, choice, _Sides(folder))
@@ -193,7 +199,7 @@ def _locate(path: Path) -> tuple[Path, str | None]:
 
 def _check_sides(folder: Path) -> None:
     """Refuse a side file that is no text, before anything is read or written."""
-    for name in SIDE_FILES:
+    for name in (*SIDE_FILES, *nested_names(folder)):
         path = folder / name
         check_leads(path)
         size = path.stat().st_size if path.is_file() else 0

@@ -221,7 +221,7 @@ def test_the_share_of_rotated_dimensions_has_a_default():
         ({"rope_theta": 1e7, "mrope_section": "11"}, "mrope_section is '11'"),
         ({"rope_theta": 1e7, "mrope_section": [11.0]}, r"mrope_section is \[11.0\]"),
         ({"rope_theta": 1e7, "mrope_section": [True]}, r"mrope_section is \[True\]"),
-        ({"rope_theta": 1e7, "rope_type": "yarn"}, "rope_type is 'yarn'"),
+        ({"rope_theta": 1e7, "rope_type": "axial"}, "rope_type is 'axial'"),
         ([1e7], "rope_parameters is not an object"),
         (False, "rope_parameters is not an object"),
     ],

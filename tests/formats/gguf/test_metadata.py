@@ -476,7 +476,7 @@ def test_a_missing_key_is_named(key):
         ({"rope__dimension_sections": [0] * 4}, "dimension_sections is .* expected 4 sizes"),
         ({"rope__dimension_sections": [-1, 1, 1, 0]}, "expected 4 sizes"),
         ({"rope__dimension_sections": 11}, "dimension_sections is 11"),
-        ({"rope__scaling__type": "yarn"}, "rope.scaling.type is 'yarn', expected 'none'"),
+        ({"rope__scaling__type": "su"}, "rope.scaling.type is 'su', expected 'none'"),
         ({"ssm__inner_size": 257}, "inner_size is 257, expected a multiple of .*time_step_rank 2"),
         ({"ssm__group_count": 3}, "time_step_rank is 2, expected a multiple of .*group_count 3"),
         ({"ssm__state_size": 0}, "state_size is 0"),

@@ -58,7 +58,7 @@ def side_files(**changes: Change) -> dict[str, bytes]:
 def metadata(files: dict[str, bytes] | None = None, raw: Raw | None = None) -> dict[str, Kv]:
     files = side_files() if files is None else files
     raw = json.loads(files["config.json"]) if raw is None else raw
-    return {kv.key: kv for kv in tokenizer_metadata(files.get, ROWS, raw)}
+    return {kv.key: kv for kv in tokenizer_metadata(files, ROWS, raw).pairs}
 
 
 def changed(**changes: Change) -> dict[str, Kv]:
@@ -252,15 +252,14 @@ def test_a_text_may_end_with_another_token_than_a_turn():
     assert kv["tokenizer.ggml.eot_token_id"].value == IM_END
 
 
-def test_the_chat_template_of_tokenizer_config_wins():
+def test_the_chat_template_is_the_one_that_transformers_takes():
     jinja = (NANO / "chat_template.jinja").read_text()
     files = side_files(tokenizer_config=lambda raw: raw.update(chat_template="mine"))
-    assert metadata(files)["tokenizer.chat_template"].value == "mine"
-    files = side_files(tokenizer_config=lambda raw: raw.update(chat_template=None))
-    assert metadata(files)["tokenizer.chat_template"].value == jinja
     files["chat_template.json"] = b'{"chat_template": "older"}'
     assert metadata(files)["tokenizer.chat_template"].value == jinja
     del files["chat_template.jinja"]
+    assert metadata(files)["tokenizer.chat_template"].value == "mine"
+    files["tokenizer_config.json"] = side_files()["tokenizer_config.json"]
     assert metadata(files)["tokenizer.chat_template"].value == "older"
     del files["chat_template.json"]
     assert "tokenizer.chat_template" not in metadata(files)
@@ -268,7 +267,9 @@ def test_the_chat_template_of_tokenizer_config_wins():
 
 def test_named_chat_templates_have_keys_of_their_own():
     listed = [{"name": "tool use", "template": "T"}, {"name": "default", "template": "D"}]
-    kv = changed(tokenizer_config=lambda raw: raw.update(chat_template=listed))
+    files = side_files(tokenizer_config=lambda raw: raw.update(chat_template=listed))
+    del files["chat_template.jinja"]
+    kv = metadata(files)
     assert list(kv.values())[-3:] == [
         Kv("tokenizer.chat_template.tool_use", "string", "T"),
         Kv("tokenizer.chat_templates", "array[string]", ["tool_use"]),
@@ -393,7 +394,6 @@ def vocab(**changes: object) -> Change:
         (lambda raw: add(raw, "<x>", 1995), "'<x>' has the id 1995, but the tokenizers .* 1991"),
         (lambda raw: add(raw, "", 1991), "an added token is"),
         (lambda raw: add(raw, "<x>", "1991"), "an added token is"),
-        (lambda raw: add(raw, "<x>", 1991, lstrip=True), "'<x>' has lstrip"),
         (lambda raw: raw.update(added_tokens=["<x>"]), "an added token is '<x>'"),
         (lambda raw: raw.update(added_tokens={"<x>": 1}), "added_tokens is not a list"),
         (lambda raw: raw.update(normalizer={"type": "Lowercase"}), "the normalizer is"),
@@ -438,8 +438,8 @@ def test_a_tokenizer_config_is_refused(change: Change, reason: str):
 def test_the_vocabulary_may_not_be_larger_than_the_embedding():
     reason = r"'<\|video_pad\|>' has the id 1990, expected at most 1989: the embedding has 1990"
     with pytest.raises(FormatError, match=reason):
-        tokenizer_metadata(side_files().get, 1990, {})
-    assert len(tokenizer_metadata(side_files().get, 1991, {})[2].value) == 1991
+        tokenizer_metadata(side_files(), 1990, {})
+    assert len(tokenizer_metadata(side_files(), 1991, {}).pairs[2].value) == 1991
 
 
 def test_two_files_may_not_give_a_token_two_ids():
@@ -552,7 +552,7 @@ def test_the_side_files_are_as_they_were():
 
 
 def test_the_files_made_again_give_the_same_pairs():
-    again = {kv.key: kv for kv in tokenizer_metadata(rebuilt().get, ROWS, {})}
+    again = {kv.key: kv for kv in tokenizer_metadata(rebuilt(), ROWS, {}).pairs}
     assert again.pop("tokenizer.ggml.add_eos_token").value is False
     assert again == metadata()
 
@@ -629,11 +629,21 @@ def test_what_is_put_around_a_text_comes_back():
     assert made.encode("a").ids == [1985, *made.encode("a", add_special_tokens=False).ids, IM_END]
 
 
-def test_named_chat_templates_come_back():
-    listed = [{"name": "default", "template": "D"}, {"name": "tool", "template": "T"}]
-    files = rebuilt(changed(tokenizer_config=lambda raw: raw.update(chat_template=listed)))
-    assert json.loads(files["tokenizer_config.json"])["chat_template"] == listed
-    assert files["chat_template.jinja"] == b"D"
+def test_named_chat_templates_come_back_where_transformers_looks_for_them():
+    """It takes a list in tokenizer_config.json for nothing beside a chat_template.jinja."""
+    files = side_files()
+    files["additional_chat_templates/tool_use.jinja"] = b"T"
+    assert metadata(files)["tokenizer.chat_template.tool_use"].value == "T"
+    again = rebuilt(metadata(files))
+    assert again["chat_template.jinja"] == files["chat_template.jinja"]
+    assert again["additional_chat_templates/tool_use.jinja"] == b"T"
+    assert "chat_template" not in json.loads(again["tokenizer_config.json"])
+
+
+def test_a_template_that_no_list_names_comes_back_under_a_plain_name():
+    key = "tokenizer.chat_template.../../x"
+    files = tokenizer_files({key: Kv(key, "string", "T")})
+    assert files == {"additional_chat_templates/______x.jinja": b"T"}
 
 
 def test_qwen2s_regex_comes_back():
