@@ -26,6 +26,7 @@ from formats.family.roles import ROLES
 from formats.stored import by_cause, tell
 from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
+from runtime.kernels.attention.frequencies import check_rope
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
@@ -74,7 +75,7 @@ def load_layer(
 
 
 def check(checkpoint: Checkpoint) -> None:
-    """Raise FormatError, naming the first of them, if the checkpoint has problems.
+    """Raise FormatError, naming the first, if it has problems, or a rope that is not computed.
 
     The vision tower is not run, and an MTP head that is not whole is not loaded.
     """
@@ -82,6 +83,7 @@ def check(checkpoint: Checkpoint) -> None:
     if causes:
         more = f"\n  and   {len(causes) - 1} other kinds of problems" if causes[1:] else ""
         raise FormatError(f"{tell(causes[0])}{more}")
+    check_rope(checkpoint.config.rope)
 
 
 def has_mtp(checkpoint: Checkpoint) -> bool:

@@ -148,8 +148,9 @@ class Context:
     @staticmethod
     def of(config: Config, batch: Batch, dtype: torch.dtype) -> Context:
         """Return the context of a batch; text has one position for each token, so plain rope."""
-        rotated = int(config.sizes["HD"] * config.rope.partial)
-        angles = rope_cos_sin(batch.positions, rotated, config.rope.theta, None, dtype)
+        rope = config.rope
+        rotated = int(config.sizes["HD"] * rope.partial)
+        angles = rope_cos_sin(batch.positions, rotated, rope.theta, None, dtype, rope.scaling)
         return Context(config, batch, angles)
 
 

@@ -3,7 +3,7 @@
 Chosen for: every batch: the angles, once for all layers. Step and write rotate with the functions
 here.
 
-    angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2
+    angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2          (scaled: see frequencies)
     (x_i, x_{i+rd/2}) -> (x_i cos - x_{i+rd/2} sin,  x_{i+rd/2} cos + x_i sin),  the rest unchanged
 
 Source: Su et al. 2021 (RoFormer); Qwen3.5 rotates a quarter of its head. Angles, cosines and sines
@@ -19,16 +19,18 @@ Shape letters: T tokens, h heads, d head size, r rd/2 frequencies.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.kernels.attention.frequencies import attention_factor, frequencies
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.norm.rms import rmsnorm_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from formats.family.rope import Scaling
 
 _ANGLES = 1024
 
@@ -39,12 +41,13 @@ def rope_cos_sin_reference(
     theta: float,
     sections: tuple[int, int, int] | None = None,
     dtype: torch.dtype = torch.float32,
+    scaling: Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Say what `rope_cos_sin` computes, in plain torch."""
-    frequency_r, axis_r = frequencies(rd, theta, sections, positions.device)
+    frequency_r, axis_r = frequencies(rd, theta, sections, positions.device, scaling)
     position_Tr = positions.expand(3, -1).T[:, axis_r.long()]
-    angle_Tr = position_Tr.float() * frequency_r
-    return angle_Tr.cos().to(dtype), angle_Tr.sin().to(dtype)
+    angle_Tr, factor = position_Tr.float() * frequency_r, attention_factor(scaling)
+    return (angle_Tr.cos() * factor).to(dtype), (angle_Tr.sin() * factor).to(dtype)
 
 
 def rope_reference(
@@ -75,54 +78,38 @@ def qk_norm_rope_reference(
     return rope_reference(q, k, cos_Tr, sin_Tr)
 
 
-@lru_cache(maxsize=8)
-def frequencies(
-    rd: int, theta: float, sections: tuple[int, int, int] | None, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return (frequency, axis) of each pair: [r] float32 and [r] int32, 0 time, 1 height, 2 width.
-
-    Computed on the CPU, where every caller gets the same bits, and kept on `device`. A CUDA graph
-    must not be the first to ask.
-    """
-    exponent = torch.arange(0, rd, 2, dtype=torch.int64).float() / rd
-    axis = torch.zeros(rd // 2, dtype=torch.int32)
-    if sections is not None:
-        axis[1 : 3 * sections[1] : 3] = 1
-        axis[2 : 3 * sections[2] : 3] = 2
-    return (1.0 / theta**exponent).to(device), axis.to(device)
-
-
 def rope_cos_sin(
     positions: Tensor,
     rd: int,
     theta: float,
     sections: tuple[int, int, int] | None = None,
     dtype: torch.dtype = torch.float32,
+    scaling: Scaling | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (cos, sin), both [T, rd/2] in `dtype`, for all layers of one forward pass.
 
     positions  [T], or [3, T] for time, height and width; integers, tokens contiguous
     sections   how many frequencies belong to each of the three axes; None is plain rope
+    scaling    for contexts beyond those of the training; of a kind that `check_rope` passes
     """
     assert positions.stride(-1) == 1, "positions must be contiguous along tokens"
     assert positions.ndim == 1 or positions.shape[0] == 3, "positions are [T] or [3, T]"
     if not use_triton(positions):
-        return rope_cos_sin_reference(positions, rd, theta, sections, dtype)
-    frequency_r, axis_r = frequencies(rd, theta, sections, positions.device)
+        return rope_cos_sin_reference(positions, rd, theta, sections, dtype, scaling)
+    frequency_r, axis_r = frequencies(rd, theta, sections, positions.device, scaling)
     num_tokens, r = positions.shape[-1], rd // 2
     cos_Tr = torch.empty((num_tokens, r), dtype=dtype, device=positions.device)
     sin_Tr = torch.empty_like(cos_Tr)
     axis_row = positions.stride(0) if positions.ndim == 2 else 0
     grid = (-(-num_tokens * r // _ANGLES),)
-    _cos_sin_kernel[grid](
-        positions, frequency_r, axis_r, cos_Tr, sin_Tr, num_tokens, axis_row, R=r, BLOCK=_ANGLES
-    )
+    pointers, factor = (positions, frequency_r, axis_r, cos_Tr, sin_Tr), attention_factor(scaling)
+    _cos_sin_kernel[grid](*pointers, factor, num_tokens, axis_row, R=r, BLOCK=_ANGLES)
     return cos_Tr, sin_Tr
 
 
 @jit
 def _cos_sin_kernel(
-    positions, frequency, axis, cos, sin, T, axis_row, R: tl.constexpr, BLOCK: tl.constexpr
+    positions, frequency, axis, cos, sin, factor, T, axis_row, R: tl.constexpr, BLOCK: tl.constexpr
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < T * R
@@ -130,8 +117,8 @@ def _cos_sin_kernel(
     row = tl.load(axis + i, mask=inside, other=0)
     position = tl.load(positions + row * axis_row + at // R, mask=inside, other=0)
     angle = position.to(tl.float32) * tl.load(frequency + i, mask=inside, other=0.0)
-    tl.store(cos + at, tl.cos(angle).to(cos.dtype.element_ty), mask=inside)
-    tl.store(sin + at, tl.sin(angle).to(sin.dtype.element_ty), mask=inside)
+    tl.store(cos + at, (tl.cos(angle) * factor).to(cos.dtype.element_ty), mask=inside)
+    tl.store(sin + at, (tl.sin(angle) * factor).to(sin.dtype.element_ty), mask=inside)
 
 
 @jit

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from formats.family.rope import read_rope
 from runtime.kernels.attention.rope import (
     qk_norm_rope_reference,
     rope_cos_sin,
@@ -28,7 +29,7 @@ def distance(got, expected):
     return ((got.double() - expected.double()).abs().max() / expected.double().abs().max()).item()
 
 
-def transformers_cos_sin(positions_3T, dtype=torch.float32):
+def transformers_cos_sin(positions_3T, dtype=torch.float32, **scaled):
     config = Qwen3_5TextConfig(
         hidden_size=64,
         head_dim=HEAD,
@@ -38,6 +39,7 @@ def transformers_cos_sin(positions_3T, dtype=torch.float32):
             "partial_rotary_factor": 0.25,
             "mrope_section": list(SECTIONS),
             "mrope_interleaved": True,
+            **scaled,
         },
     )
     module = qwen.Qwen3_5TextRotaryEmbedding(config)
@@ -57,6 +59,39 @@ def test_the_angles_of_text_and_images_are_those_of_transformers(dtype):
         expected_cos, expected_sin = transformers_cos_sin(positions, dtype)
         assert torch.equal(cos, expected_cos[:, : RD // 2])
         assert torch.equal(sin, expected_sin[:, : RD // 2])
+
+
+SCALED = {
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "long": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 262144},
+    "attention": {
+        "rope_type": "yarn",
+        "factor": 8,
+        "original_max_position_embeddings": 100,
+        "attention_factor": 1.7,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+    "no-ramp": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6},
+}
+
+
+def scaling_of(scaled):
+    """Return what is read of the block that transformers gets."""
+    block = {"rope_theta": THETA, "partial_rotary_factor": 0.25, **scaled}
+    return read_rope({"rope_parameters": block}, "").scaling
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_angles_are_those_of_transformers_to_the_bit(name, dtype):
+    for positions in (torch.arange(90).expand(3, -1).contiguous(), positions_3T(33)):
+        expected = transformers_cos_sin(positions, dtype, **SCALED[name])
+        got = rope_cos_sin(positions, RD, THETA, SECTIONS, dtype, scaling_of(SCALED[name]))
+        for ours, theirs in zip(got, expected, strict=True):
+            assert torch.equal(ours, theirs[:, : RD // 2])
 
 
 def test_text_needs_no_sections():
@@ -132,13 +167,15 @@ def test_a_wrong_base_or_wrong_pairs_are_seen():
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
+@pytest.mark.parametrize("scaled", [None, "linear", "yarn"])
 @pytest.mark.usefixtures("interpreter")
-def test_the_angle_kernel_agrees_with_its_reference(num_tokens):
+def test_the_angle_kernel_agrees_with_its_reference(num_tokens, scaled):
+    more = torch.float32, scaling_of(SCALED[scaled]) if scaled else None
     for positions, sections in (
         (torch.arange(num_tokens) + 1, None),
         (positions_3T(num_tokens), (3, 2, 1)),
     ):
-        got = rope_cos_sin(positions, 12, 1e4, sections)
-        expected = rope_cos_sin_reference(positions, 12, 1e4, sections)
+        got = rope_cos_sin(positions, 12, 1e4, sections, *more)
+        expected = rope_cos_sin_reference(positions, 12, 1e4, sections, *more)
         assert distance(got[0], expected[0]) < FLOAT32
         assert distance(got[1], expected[1]) < FLOAT32
