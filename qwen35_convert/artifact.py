@@ -178,7 +178,8 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
     A stream is hashed as it comes, unless it is read in part.
     """
     source, plan, stop = job.source, job.plan, threading.Event()
-    near = [path for path in plan.read_files(source) if not source.is_far(path)]
+    read = plan.read_files(source)
+    near = {source.name_of(path): path for path in read if not source.is_far(path)}
     with ThreadPoolExecutor(max_workers=1) as hasher, _bar(job, journal) as advance:
         hashes = hasher.submit(describe_files, near, job.share.workers, job.origin.hashes, stop)
         try:
@@ -202,7 +203,7 @@ def _describe_far(job: Job) -> dict[str, Any]:
     source, plan = job.source, job.plan
     if source.remote is None:
         return {}
-    far = [path for path in plan.read_files(source) if source.is_far(path)]
+    far = [source.name_of(path) for path in plan.read_files(source) if source.is_far(path)]
     return source.remote.describe(far, source.files_of(row.atom for row in plan.items))
 
 

@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters
+from formats.safetensors.folder import SIDE_FILES as CARRIED
+from formats.safetensors.nested import is_nested
 from qwen35_convert.errors import FetchError
 
 if TYPE_CHECKING:
@@ -23,26 +25,8 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SIDE_FILES = (
-    "config.json",
-    "generation_config.json",
-    INDEX,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "processor_config.json",
-    ADAPTER_CONFIG,
-    "README.md",
-    "LICENSE*",
-    "NOTICE*",
-)
+# Beside those that are carried, licences of any ending.
+SIDE_FILES = ("config.json", INDEX, ADAPTER_CONFIG, *CARRIED, "LICENSE*", "NOTICE*")
 MERGE_FIRST = "merge it with peft's merge_and_unload(), and convert what save_pretrained() writes"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
@@ -123,8 +107,14 @@ def needed(
     if missing:
         got = "no " + ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
         raise FetchError(f"{repo} is incomplete", got, "config.json and all weights", remedy)
-    side = (n for n in names if any(fnmatchcase(n, pattern) for pattern in SIDE_FILES))
-    return sorted(n for n in side if "/" not in n and not n.endswith((*WEIGHTS, ".py"))) + shards
+    side = (name for name in names if _is_side(name) and not name.endswith((*WEIGHTS, ".py")))
+    return sorted(side) + shards
+
+
+def _is_side(name: str) -> bool:
+    if "/" in name:
+        return is_nested(name)
+    return any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)
 
 
 def _no_safetensors(repo: str, weights: list[str], remedy: str) -> FetchError:

@@ -170,7 +170,7 @@ class RemoteFiles:
         """Whether all files that hold these tensors have been hashed whole, and are correct."""
         return all(self.files[self.where[name]].proven for name in names)
 
-    def describe(self, paths: Iterable[Path], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    def describe(self, names: Iterable[str], read: Iterable[Path]) -> dict[str, dict[str, Any]]:
         """Return size and SHA-256 of each file by its name, as a receipt lists them.
 
         read  those that items were made from. They are proven, in this run or, if nothing of
@@ -178,10 +178,10 @@ class RemoteFiles:
         """
         proven = {path.name for path in read} if self._by_blocks else set()
         files = {}
-        for path in sorted(paths):
-            size, listed = self.identity[path.name]
-            sha256 = self.sha256.get(path.name) or (listed if path.name in proven else None)
-            files[path.name] = {"size": size, "sha256": sha256}
+        for name in sorted(names):
+            size, listed = self.identity[name]
+            sha256 = self.sha256.get(name) or (listed if name in proven else None)
+            files[name] = {"size": size, "sha256": sha256}
         return files
 
     def load(self, name: str, data: Tensor, index: Index) -> Tensor:

@@ -29,6 +29,7 @@ from formats.safetensors.folder import (
     assemble,
     check_config,
 )
+from formats.safetensors.nested import is_nested
 from formats.safetensors.placing import is_whole
 from quant.registry import RECOGNISERS
 from qwen35_convert.errors import FetchError
@@ -134,7 +135,7 @@ class _Opening:
         choice = choose(self, None, partial(is_whole, self, config, RECOGNISERS))
         with ThreadPoolExecutor(OPENING_THREADS) as pool:
             files = dict(zip(choice.names, pool.map(self.open, choice.names), strict=True))
-            side_names = [name for name in names if name in SIDE_FILES]
+            side_names = [name for name in names if name in SIDE_FILES or is_nested(name)]
             sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
         name = self.hub.repo.rsplit("/", 1)[-1]
         headers = Headers(self.folder, name, config, files, choice, sides)

@@ -35,7 +35,7 @@ def plan_claims(receipt: Receipt, plan: Plan, source: Checkpoint) -> Iterator[Fa
         yield receipt.failure(f"lists {name}, which its recipe does not make")
     for name in sorted(made - receipt.output.keys() - {*DOCUMENTS}):
         yield receipt.failure(f"does not list {name}, which its recipe makes")
-    read = {path.name for path in plan.read_files(source)} - {*DOCUMENTS}
+    read = {source.name_of(path) for path in plan.read_files(source)} - {*DOCUMENTS}
     for name in sorted(read - receipt.source.keys()):
         yield receipt.failure(f"does not list {name}, a file of the source")
     for sentence in first(differences(receipt.dropped, plan.dropped, "dropped")):

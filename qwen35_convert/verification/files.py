@@ -22,7 +22,7 @@ def file_failures(plan: Plan, artifact: Checkpoint) -> Iterator[Failure]:
     """Yield what is missing, what differs, by its field, and what engines obey besides."""
     for name, content in plan.files.items():
         if name not in DOCUMENTS:
-            yield from _whole(artifact.folder / name, content())
+            yield from _whole(artifact.folder, name, content())
     for shard in plan.shards:
         yield from _shard(artifact, shard)
     made = {*plan.files, *(shard.name for shard in plan.shards)}
@@ -30,12 +30,13 @@ def file_failures(plan: Plan, artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(name, "is obeyed by engines, but the recipe does not make it")
 
 
-def _whole(path: Path, expected: bytes) -> Iterator[Failure]:
+def _whole(folder: Path, name: str, expected: bytes) -> Iterator[Failure]:
+    path = folder / name
     if not path.is_file():
-        yield Failure(path.name, "is missing: the recipe keeps it")
+        yield Failure(name, "is missing: the recipe keeps it")
         return
     for sentence in of_file(path.name, path.read_bytes(), expected):
-        yield Failure(path.name, sentence)
+        yield Failure(name, sentence)
 
 
 def _shard(artifact: Checkpoint, shard: Shard) -> Iterator[Failure]:

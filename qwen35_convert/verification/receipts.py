@@ -16,6 +16,7 @@ from formats.errors import FormatError
 from formats.json_file import read_object
 from formats.safetensors.folder import DOCUMENTS
 from formats.safetensors.index import MAX_NAME
+from formats.safetensors.nested import is_nested
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
@@ -97,7 +98,7 @@ def _entries(side: Any, what: str) -> dict[str, Entry]:
 
 def _entry(name: str, entry: Any) -> Entry:
     size, digest = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (0, 0)
-    plain = Path(name).name == name and len(name) <= MAX_NAME
+    plain = (Path(name).name == name or is_nested(name)) and len(name) <= MAX_NAME
     if not plain or not isinstance(size, int) or not isinstance(digest, str | None):
         raise FormatError(f"{name!r:.120} is not a file of this folder with its size and hash")
     return size, digest or ""
@@ -115,7 +116,7 @@ def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Ite
 
 def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Iterator[Failure]:
     """Yield files of the source that are not those from which the artifact was made."""
-    paths = {path.name: path for path in source.read_files()}
+    paths = {source.name_of(path): path for path in source.read_files()}
     imatrix = receipt.recipe.quantize.imatrix
     if imatrix is not None:
         paths[Path(imatrix).name] = Path(imatrix)
@@ -133,7 +134,7 @@ def _changed(
 
     places  where the files are that are looked at; their names are listed
     """
-    whole = []
+    whole: dict[str, Path] = {}
     for name, path in places.items():
         size, digest = listed[name]
         if not path.is_file():
@@ -141,7 +142,7 @@ def _changed(
         elif path.stat().st_size != size:
             yield name, f"has {path.stat().st_size} bytes, the receipt says {size}"
         elif digest:
-            whole.append(path)
+            whole[name] = path
     for name, found in describe_files(whole, workers).items():
         if found["sha256"] != listed[name][1]:
             yield name, "is not the file that the receipt describes (SHA-256 differs)"

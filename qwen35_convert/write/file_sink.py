@@ -101,7 +101,7 @@ class FileSink(FolderSink):
         """Make everything durable and give every file its final name."""
         self.sync()
         first = self.artifact.name
-        names = sorted((path.name for path in self.artifact_files()), key=lambda n: n == first)
+        names = sorted(self.artifact_files(), key=lambda name: name == first)
         with writing(self.out, "giving it its name", self.left):
             replace_file(self.work / MOVES, json.dumps(names).encode(), self.work / NEW_MOVES)
             _move(self.work, self.out)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import mmap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -79,23 +79,23 @@ def sha256_file(path: Path, stop: threading.Event | None = None) -> str:
 
 
 def describe_files(
-    paths: Iterable[Path],
+    paths: Mapping[str, Path],
     workers: int,
     known: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
-    listed = sorted(paths)
     hashes_known = known or {}
 
-    def one(path: Path) -> str:
-        return hashes_known.get(path.name) or sha256_file(path, stop)
+    def one(name: str) -> str:
+        return hashes_known.get(name) or sha256_file(paths[name], stop)
 
+    names = sorted(paths)
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        hashes = list(pool.map(one, listed))
+        hashes = list(pool.map(one, names))
     return {
-        path.name: {"size": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(listed, hashes, strict=True)
+        name: {"size": paths[name].stat().st_size, "sha256": digest}
+        for name, digest in zip(names, hashes, strict=True)
     }
 
 

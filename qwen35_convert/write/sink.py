@@ -221,16 +221,20 @@ class FolderSink:
 
     def add_file(self, name: str, content: bytes) -> None:
         """Write a whole side file durably."""
+        path = self.work / name
         with writing(self.out, f"writing {name}", left=self.left):
-            write_file(self.work / name, content)
+            path.parent.mkdir(exist_ok=True)
+            write_file(path, content)
+            if path.parent != self.work:
+                sync_folder(path.parent)
         self._added.append(name)
 
-    def artifact_files(self) -> list[Path]:
-        """Return every file of the artifact that this run has written, or found finished.
+    def artifact_files(self) -> dict[str, Path]:
+        """Return every file of the artifact that this run has written, or found finished, by name.
 
         Other files in the folder do not count: a killed run may have left its receipt.
         """
-        return [self.work / name for name in (*self._files, *self._added)]
+        return {name: self.work / name for name in (*self._files, *self._added)}
 
     def commit(self) -> None:
         """Make everything durable and give it its final name."""

@@ -68,6 +68,23 @@ def test_only_what_a_conversion_needs_comes_at_one_commit(hub: Hub, sha: str, to
     assert len([s for s in hub.seen if s.path.startswith("/api/")]) == 1
 
 
+NESTED = {"additional_chat_templates/tool_use.jinja": b"{{ tools }}", "modules.json": b"[]",
+          "1_Pooling/config.json": b"{}"}  # fmt: skip
+OTHERS = {"additional_chat_templates/deep/x.jinja": b"", "additional_chat_templates/x.py": b"",
+          "onnx/config.json": b"{}", "2_Dense/model.safetensors": b"0"}  # fmt: skip
+
+
+def test_side_files_come_in_folders_of_their_own(hub: Hub, to: Path | None):
+    commit = hub.repo(REPO).commit(checkpoint() | NESTED | OTHERS)
+    got = fetch(REPO, to=to, progress=False)
+    assert set(got.files) == NEEDED | set(NESTED)
+    for name, content in NESTED.items():
+        assert (got.path / name).read_bytes() == content
+    hub.seen.clear()
+    assert fetch(REPO, commit, to=to, progress=False).files == got.files
+    assert not hub.got()
+
+
 def test_the_folder_holds_plain_files_and_the_cache_is_the_hubs_own(hub: Hub, sha: str, tmp_path):
     folder = fetch(REPO, to=tmp_path / "out", progress=False).path
     assert not any(p.is_symlink() for p in folder.iterdir())

@@ -81,7 +81,7 @@ def test_what_nobody_reads_is_neither_read_nor_claimed(tmp_path):
     source.files.begin()
     source.files.finish()
     assert source.reads == 0
-    described = source.files.describe([source.file.path], [])
+    described = source.files.describe([source.file.path.name], [])
     assert described == {"m.safetensors": {"size": len(source.data), "sha256": None}}
 
 

@@ -21,6 +21,7 @@ from qwen35_convert.run import executor
 from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Fault, Hub, only_hub
+from tests.variants import TOOL, embedder, write
 
 REPO = "maker/tiny-qwen"
 TOKEN = "hf_" + "s3cr3t" * 5
@@ -50,7 +51,9 @@ def publish(hub: Hub, tmp_path: Path) -> Callable[..., dict[str, bytes]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """Return every file by its path below the folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def asked(hub: Hub) -> int:
@@ -74,6 +77,27 @@ def test_a_stream_gives_what_a_copy_gives_receipt_included(publish, tmp_path, re
     )
     api.convert(REPO, tmp_path / "copied", read_recipe(recipe))
     assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf"])
+def test_side_files_in_folders_of_their_own_are_streamed_too(hub, tmp_path, out):
+    source = embedder(tmp_path / "in")
+    write(source, {"additional_chat_templates/tool_use.jinja": TOOL})
+    hub.repo("maker/embedder").commit(content(source))
+    for name, by_ranges in (("streamed", True), ("copied", False)):
+        (tmp_path / name).mkdir()
+        done = api.convert(
+            "maker/embedder",
+            tmp_path / name / out,
+            read_recipe("bf16-split" if out == "out" else "gguf-q8_0"),
+            options=api.RunOptions(stream=by_ranges),
+        )
+        assert done.report.passed
+    assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+    if out == "out":
+        assert {"out/1_Pooling/config.json", "out/additional_chat_templates/tool_use.jinja"} <= set(
+            content(tmp_path / "streamed")
+        )
 
 
 def test_an_fp8_source_is_decoded_from_a_stream(publish, hub, tmp_path):

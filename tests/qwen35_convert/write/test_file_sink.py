@@ -43,7 +43,7 @@ def test_all_files_appear_together_and_the_folder_is_gone(tmp_path):
 def test_a_crash_between_two_moves_is_finished_by_the_next_run(tmp_path):
     out = tmp_path / "m.gguf"
     sink = write(out, "m.gguf", "mmproj-m.gguf")
-    names = sorted(path.name for path in sink.artifact_files())
+    names = sorted(sink.artifact_files())
     (sink.work / "moves").write_text(json.dumps(names))
     (sink.work / "mmproj-m.gguf").rename(tmp_path / "mmproj-m.gguf")
     sink.close()
