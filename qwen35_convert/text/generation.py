@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
 from qwen35_convert.options import check_choice
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 
@@ -47,6 +48,7 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
     from runtime.serve.engine import generate
     from runtime.serve.sample import Sampling
 
+    check_head(checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = open_tokenizer(checkpoint)
     text = chat_prompt(checkpoint, prompt.text) if prompt.chat else prompt.text
@@ -61,6 +63,17 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
         speculate=prompt.speculate,
     )
     yield from decode_stream(tokenizer, tokens)
+
+
+def check_head(checkpoint: Checkpoint) -> None:
+    """Raise FormatError for a model without a head: it predicts nothing."""
+    if checkpoint.layout.headless:
+        raise FormatError(
+            str(checkpoint.place),
+            f"is a {checkpoint.config.raw['architectures'][0]}, which has no head",
+            "a model that predicts tokens",
+            "take it for embeddings: sentence-transformers, vLLM, llama.cpp; verify by tensors",
+        )
 
 
 def _dtype(name: str | None, device: str) -> torch.dtype:

@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from formats.chat_template import DEFAULT as DEFAULT_TEMPLATE
+from formats.chat_template import JINJA, read_templates
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.template import compile_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE, GENERATION_CONFIG = "chat_template.jinja", "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 DEFAULT = "default"
 DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
 
@@ -59,42 +62,40 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
 
 
 def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:
-    """Return the prompt as one user turn in the checkpoint's chat template."""
+    """Return the prompt as one user turn in the checkpoint's default chat template."""
     from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _refuse
+    templates = read_templates(checkpoint.sides)
+    text, place = templates.default, checkpoint.folder
+    if text is None:
+        named = ", ".join(map(repr, templates.texts))
+        got = f"has no default chat template, only {named}" if named else "has no chat template"
+        raise FormatError(str(place), got, f"{JINJA}, or chat_template in {TOKENIZER_CONFIG}",
+                          "run without --chat")  # fmt: skip
+    template = compile_template(text, templates.where[DEFAULT_TEMPLATE])
     messages = [{"role": "user", "content": prompt}]
     try:
-        template = environment.from_string(_template(checkpoint))
-        return template.render(messages=messages, add_generation_prompt=True)
-    except TemplateError as error:
-        raise FormatError(
-            f"{checkpoint.folder}: the chat template cannot be rendered: {error}"
-        ) from None
+        return template.render(
+            messages=messages, add_generation_prompt=True, **_special_tokens(checkpoint)
+        )
+    except (TemplateError, TypeError) as error:
+        raise FormatError(f"{place}: the chat template cannot be rendered: {error}") from None
 
 
-def _refuse(message: str) -> None:
-    raise FormatError(f"the chat template refuses the prompt: {message}")
-
-
-def _template(checkpoint: Checkpoint) -> str:
-    content = checkpoint.side(TEMPLATE)
-    if content is not None:
-        return content.decode("utf-8")
-    value = _object(checkpoint, TOKENIZER_CONFIG).get("chat_template")
-    if not isinstance(value, str):
-        raise FormatError(f"{checkpoint.folder}: the chat template {TEMPLATE} is missing")
-    return value
+def _special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the tokens that templates may name: bos_token, eos_token and the like."""
+    fields = _object(checkpoint, TOKENIZER_CONFIG).items()
+    tokens = {key: value for key, value in fields if key.endswith("_token")}
+    texts = {key: v.get("content") if isinstance(v, dict) else v for key, v in tokens.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str)}
 
 
 def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     """Return every token id that ends a text."""
-    named = _object(checkpoint, TOKENIZER_CONFIG).get("eos_token")
-    named = named.get("content") if isinstance(named, dict) else named
-    tokens = [tokenizer.token_to_id(named)] if isinstance(named, str) else []
-    for part in (_object(checkpoint, GENERATION_CONFIG), checkpoint.config.text):
+    named = _special_tokens(checkpoint).get("eos_token")
+    tokens = [] if named is None else [tokenizer.token_to_id(named)]
+    config = checkpoint.config
+    for part in (_object(checkpoint, GENERATION_CONFIG), config.text, config.raw):
         value = part.get("eos_token_id")
         tokens += value if isinstance(value, list) else [value]
     return frozenset(token for token in tokens if isinstance(token, int))

@@ -20,6 +20,8 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 from tests.checkpoints import dense
+from tests.variants import TOOL, beside
+from tests.variants import nano as variant
 
 ROOT = Path(__file__).parents[3]
 PROMPT = "And God said"
@@ -77,6 +79,63 @@ def test_the_command_streams_the_text_and_nothing_else(nano):
 def test_a_chat_prompt_is_what_the_template_says(nano):
     said = chat_prompt(open_checkpoint(nano), "Who is there?")
     assert said == "<|im_start|>user\nWho is there?<|im_end|>\n<|im_start|>assistant\n"
+
+
+LISTED = [{"name": "default", "template": TOOL}, {"name": "rag", "template": "{{ documents }}"}]
+TEMPLATES = {
+    "list": beside(chat_template=LISTED),
+    "text": beside(chat_template=TOOL),
+    "json": {"chat_template.json": {"chat_template": TOOL}},
+}
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_knows_every_form_of_template(tmp_path, name, form):
+    source = variant(tmp_path / "in", files=TEMPLATES[name], without=["chat_template.jinja"])
+    artifact = tmp_path / "out.gguf"
+    if form == "gguf":
+        options = api.RunOptions(verify=False)
+        api.convert(source, artifact, read_recipe("gguf-bf16"), options=options)
+    opened = open_checkpoint(artifact if form == "gguf" else source)
+    assert chat_prompt(opened, "Hi") == "<|im_start|>user: Hi<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (beside(chat_template=LISTED[1:]), "has no default chat template, only 'rag'"),
+        ({}, "has no chat template"),
+    ],
+)
+def test_a_chat_without_a_default_template_is_refused(tmp_path, files, reason):
+    source = variant(tmp_path / "in", files=files, without=["chat_template.jinja"])
+    with pytest.raises(FormatError, match=reason):
+        chat_prompt(open_checkpoint(source), "Hi")
+
+
+def test_a_template_may_name_the_special_tokens(tmp_path):
+    template = {"chat_template.jinja": "{{ eos_token }}|{{ bos_token }}|{{ messages[0].content }}"}
+    source = variant(tmp_path / "in", files=template)
+    theirs = AutoTokenizer.from_pretrained(source).apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False
+    )
+    assert chat_prompt(open_checkpoint(source), "Hi") == theirs
+
+
+def test_stop_tokens_beside_the_text_config_count(tmp_path):
+    source = variant(
+        tmp_path / "in",
+        root={"eos_token_id": [17, 18]},
+        text={"eos_token_id": None},
+        files=beside(eos_token=None),
+        without=["generation_config.json"],
+    )
+    opened = open_checkpoint(source)
+    assert stop_ids(opened, open_tokenizer(opened)) == {17, 18}
+    api.convert(source, tmp_path / "out", read_recipe("bf16-split"))
+    opened = open_checkpoint(tmp_path / "out")
+    assert stop_ids(opened, open_tokenizer(opened)) == {17, 18}
 
 
 def test_a_template_cannot_reach_python(nano, tmp_path):

@@ -1,0 +1,85 @@
+"""Side files read as what they are, before anything is written: each is part of the artifact.
+
+    .json                 an object; modules.json a list; as engines read it, not as strictly as a
+                          config: a key may stand twice
+    .jinja, chat_template a Jinja template, as engines compile it
+    .txt, .md, no suffix  text, tokenizer.model anything: but none is a pointer of git-lfs
+
+A model whose tokenizer is a pointer, half a download or a web page converts, and loads nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from formats.chat_template import read_templates
+from formats.checkpoint import Checkpoint
+from formats.content import POINTER, content_of
+from formats.embedder import check_modules
+from formats.errors import FormatError
+from formats.json_file import parse_object
+from formats.safetensors.folder import DOCUMENTS
+from qwen35_convert.template import compile_template
+
+LISTS = ("modules.json",)
+WORDS = {list: "a JSON list", dict: "a JSON object"}
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+UTF8 = (".jinja", ".txt")
+ORIGINAL = "take the template from the original repository, or mend it there"
+AGAIN = "fetch it again: qwen35 download OWNER/NAME -o DIR"
+
+
+def check_sides(source: Checkpoint) -> None:
+    """Raise FormatError, naming the file, for one that is not what its name says."""
+    for name in source.side_names:
+        _check(name, source.sides[name])
+    check_modules(source.sides)
+    templates = read_templates(source.sides)
+    for name, text in templates.texts.items():
+        try:
+            compile_template(text, templates.where[name])
+        except FormatError as error:
+            raise FormatError(str(error), fix=ORIGINAL) from None
+
+
+def side_notes(source: Checkpoint) -> Iterator[str]:
+    """Yield what is to be known of the files that are carried along."""
+    yield from read_templates(source.sides).notes
+
+
+def image_notes(source: Checkpoint) -> Iterator[str]:
+    """Yield that nothing says how images are prepared, if so."""
+    content = source.side(PROCESSOR)
+    nested = content is not None and "image_processor" in parse_object(content, PROCESSOR)
+    if not nested and PREPROCESSOR not in source.sides:
+        yield (
+            f"vision is kept, but there is no {PREPROCESSOR} or {PROCESSOR} that says how images "
+            "are prepared, which transformers, vLLM and SGLang need; copy it from the original "
+            "repository"
+        )
+
+
+def _check(name: str, content: bytes) -> None:
+    suffix, kind = PurePosixPath(name).suffix, content_of(content)
+    if kind is not None and (kind is POINTER or name not in DOCUMENTS):
+        raise FormatError(name, kind.what, fix=kind.fix)
+    if suffix == ".json":
+        _check_json(name, content)
+    elif suffix in UTF8:
+        try:
+            content.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(name, f"is not UTF-8 ({error.reason})", "text", AGAIN) from None
+
+
+def _check_json(name: str, content: bytes) -> None:
+    from pydantic_core import from_json
+
+    kind = list if name in LISTS else dict
+    try:
+        value = from_json(content, cache_strings="none")
+    except ValueError as error:
+        raise FormatError(name, f"is not JSON ({error})", WORDS[kind], AGAIN) from None
+    if not isinstance(value, kind):
+        raise FormatError(name, f"holds {type(value).__name__}", WORDS[kind], AGAIN)
