@@ -119,6 +119,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_get_logits": (c.POINTER(c.c_float), (c.c_void_p,)),
     "llama_set_embeddings": (None, (c.c_void_p, c.c_bool)),
     "llama_get_embeddings": (c.POINTER(c.c_float), (c.c_void_p,)),
+    "llama_get_embeddings_seq": (c.POINTER(c.c_float), (c.c_void_p, c.c_int32)),
+    "llama_pooling_type": (c.c_int, (c.c_void_p,)),
     "llama_model_n_embd_out": (c.c_int32, (c.c_void_p,)),
     "llama_batch_ext_init": (c.c_void_p, (c.c_void_p,)),
     "llama_batch_ext_free": (None, (c.c_void_p,)),
@@ -268,6 +270,22 @@ class LlamaCpp:
         assert not failed, f"llama_process returned {failed}: {reason()}"
         return self._rows(self.head, len(tokens) - 1)
 
+    @property
+    def pooling(self) -> int:
+        """What the file says of the hidden states: 0 none, 1 mean, 2 first, 3 last."""
+        return int(self.lib.llama_pooling_type(self.trunk))
+
+    def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return [H]: the hidden states of a text after the final norm, pooled as the file says."""
+        self.lib.llama_set_embeddings(self.trunk, 1)
+        self._forget(self.trunk)
+        self._compute(tokens)
+        found = self.lib.llama_get_embeddings_seq(self.trunk, 0)
+        assert found, "nothing was pooled"
+        pooled = np.ctypeslib.as_array(found, (self.lib.llama_model_n_embd_out(self.model),)).copy()
+        self.lib.llama_set_embeddings(self.trunk, 0)
+        return pooled
+
     def _add(self, batch: int, at: int, token: int, state_H: NDArray[np.float32]) -> None:
         pointer = state_H.ctypes.data_as(c.POINTER(c.c_float))
         index = self.lib.llama_batch_ext_add_token(batch, 0, token)
@@ -291,13 +309,16 @@ class LlamaCpp:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(context), 1)
 
     def _decode(self, tokens: Sequence[int]) -> Rows:
+        self._compute(tokens)
+        return self._rows(self.trunk, len(tokens))
+
+    def _compute(self, tokens: Sequence[int]) -> None:
         count = len(tokens)
         assert 0 < count <= self.n_ctx, f"{count} tokens, room for {self.n_ctx}"
         ids, wanted = (c.c_int32 * count)(*tokens), (c.c_int8 * count)(*[1] * count)
         batch = _Batch(n_tokens=count, token=ids, logits=wanted)
         failed = self.lib.llama_decode(self.trunk, batch)
         assert not failed, f"llama_decode returned {failed}: {reason()}"
-        return self._rows(self.trunk, count)
 
     def _rows(self, context: int, count: int) -> Rows:
         found = self.lib.llama_get_logits(context)

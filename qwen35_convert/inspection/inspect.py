@@ -63,16 +63,17 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
 
 def _config(source: Checkpoint) -> dict[str, Any]:
     """Return resolved sizes under their names in config.json."""
-    config = source.config
+    config, rope = source.config, source.config.rope
     return {FIELD_NAMES[symbol]: size for symbol, size in config.sizes.items()} | {
         "num_hidden_layers": len(config.layer_types),
         "linear_attention_layers": config.layer_types.count("linear_attention"),
         "full_attention_layers": config.layer_types.count("full_attention"),
-        "rope_theta": config.rope.theta,
-        "partial_rotary_factor": config.rope.partial,
-        "mrope_section": list(config.rope.sections),
+        "rope_theta": rope.theta,
+        "partial_rotary_factor": rope.partial,
+        "mrope_section": list(rope.sections),
+        **({"rope_type": rope.kind, **rope.scaling.as_dict()} if rope.scaling else {}),
         "rms_norm_eps": config.eps,
-        "tie_word_embeddings": source.layout.tied,
+        "tie_word_embeddings": source.layout.tied and not source.layout.headless,
         "mtp_num_hidden_layers": config.mtp_layers,
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.text.generation import check_head
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 
 LEVELS = ("structure", "tensors", "logits")
@@ -41,7 +42,8 @@ def check_measurable(
 ) -> None:
     """Refuse, before any work, logits that could not be measured.
 
-    RecipeError for a slice (`only`), and for a text that cannot be read or is too short.
+    RecipeError for a slice (`only`), and for a text that cannot be read or is too short;
+    FormatError for a model without a head, or with a rope that is not computed.
     """
     if level.name != LOGITS:
         return
@@ -51,6 +53,10 @@ def check_measurable(
             fix="leave out verify.max_kl and verify.min_top1 and use level tensors, "
             "or add --no-verify",
         )
+    from runtime.kernels.attention.frequencies import check_rope
+
+    check_head(source)
+    check_rope(source.config.rope)
     token_rows(source, check.text)
 
 

@@ -18,6 +18,8 @@ from formats.gguf.checkpoint import CONTAINER
 from formats.gguf.file import Kv
 from formats.gguf.metadata import size_label, text_metadata, title
 from formats.gguf.names import gguf_name, ops_to_gguf
+from formats.gguf.pooling import pooling_notes, pooling_type
+from formats.gguf.rope import rope_notes
 from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
@@ -31,6 +33,7 @@ from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
+from qwen35_convert.planning.side_files import side_notes
 from qwen35_convert.recipe import Recipe
 
 
@@ -52,17 +55,24 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]
     items = tuple(_items(tensors, {info.name: info for info in infos}, chosen))
     importance = read_importance(recipe, tensors, shapes)
-    pairs = [*_metadata(source, recipe, infos), *importance.pairs]
+    pairs, tokenizer_notes = _metadata(source, recipe, infos)
+    pairs += importance.pairs
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
-    said = (*faults_dropped(source, gone), *_notes(source, infos, chosen), *importance.notes)
+    notes = (*faults_dropped(source, gone), *_notes(source, infos, chosen), *side_notes(source))
     return Plan(
         container=CONTAINER,
         recipe=recipe,
         items=items + more,
         shards=(*shards, *vision),
         dropped=dropped,
-        notes=(*source.notes, *source.layout.notes, *said),
+        notes=(
+            *source.notes,
+            *source.layout.notes,
+            *notes,
+            *tokenizer_notes,
+            *importance.notes,
+        ),
         importance=importance.weights,
         title=title(source.name),
     )
@@ -127,7 +137,10 @@ def _items(
             yield Item(part.atom, Ggml(choice.type), (output,), choice.reason, part.ops)
 
 
-def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -> list[Kv]:
+def _metadata(
+    source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]
+) -> tuple[list[Kv], tuple[str, ...]]:
+    """Return every pair but those of the importance matrix, and notes on the tokenizer's."""
     mtp_layers = source.layout.form.mtp_layers if recipe.mtp == "keep" else 0
     about = {"name": title(source.name), "size_label": size_label(infos)}
     text = text_metadata(
@@ -136,8 +149,10 @@ def _metadata(source: Checkpoint, recipe: Recipe, infos: Sequence[TensorInfo]) -
         file_type=FILE_TYPES[recipe.quantize.scheme],
         mtp_layers=mtp_layers,
         generation=read_generation(source),
+        pooling=pooling_type(source.sides),
     )
-    return text + tokenizer_metadata(source.side, source.config.sizes["V"], source.config.raw)
+    tokens, notes = tokenizer_metadata(source.sides, source.config.sizes["V"], source.config.raw)
+    return text + tokens, notes
 
 
 def _notes(
@@ -148,6 +163,8 @@ def _notes(
             f"the source is {source.layout.quantized}; its weights are dequantised and "
             "quantised again: two roundings"
         )
+    yield from rope_notes(source.config)
+    yield from pooling_notes(source.sides)
     for info in infos:
         if chosen[info.name].fallback:
             yield f"{info.name}: {chosen[info.name].reason}"

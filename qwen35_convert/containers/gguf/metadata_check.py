@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from formats.chat_template import DEFAULT, PLACES
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import DEFAULT_INTERVAL, LAYER_TYPES, interval_types
@@ -17,10 +18,10 @@ from formats.gguf.checkpoint import first_file
 from formats.gguf.header import Kv
 from formats.gguf.metadata import text_metadata
 from formats.gguf.obeyed import ABSENT_IN_TEXT, SAMPLING, TOKEN_TEXTS, of_arch
-from formats.gguf.tokenizer import CONFIG as TOKENIZER_CONFIG
-from formats.gguf.tokenizer import TEMPLATE as TEMPLATE_FILE
-from formats.gguf.tokenizer import TEMPLATE_JSON, tokenizer_metadata
-from formats.json_file import parse_object
+from formats.gguf.pooling import KEY as POOLING
+from formats.gguf.pooling import TYPES as POOLINGS
+from formats.gguf.pooling import pooling_type
+from formats.gguf.tokenizer import tokenizer_metadata
 from qwen35_convert.containers.gguf.file_type import file_type_failures
 from qwen35_convert.containers.gguf.keys import Reading, key_differences
 from qwen35_convert.containers.gguf.mmproj import read_generation
@@ -37,7 +38,7 @@ def config_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Fai
     """Yield keys that engines obey and that are not what the source gives."""
     file = first_file(artifact)
     try:
-        expected = _text(artifact, source) | _tokenizer(source)
+        expected = _text(artifact, source, pooling_type(source.sides)) | _tokenizer(source)
     except FormatError as error:
         yield Failure("SOURCE", f"gives no GGUF metadata to compare with: {error}")
         return
@@ -51,7 +52,7 @@ def own_differences(artifact: Checkpoint) -> Iterator[Failure]:
     file = first_file(artifact)
     own = {k: file.kv[k] for k in file.kv if not k.startswith(("tokenizer.", SAMPLING))}
     try:
-        expected = _text(artifact, artifact)
+        expected = _text(artifact, artifact, _own_pooling(own, artifact))
     except FormatError as error:
         yield Failure(file.path.name, str(error))
         return
@@ -79,20 +80,28 @@ def _kinds(artifact: Checkpoint, arch: str) -> Kv:
     return Kv(f"{arch}.attention.recurrent_layers", "array[bool]", kinds)
 
 
-def _text(artifact: Checkpoint, source: Checkpoint) -> dict[str, Kv]:
+def _own_pooling(kv: Mapping[str, Kv], artifact: Checkpoint) -> int | None:
+    """Return the number that the file itself gives, if it is one of an embedding model."""
+    arch = "qwen35moe" if artifact.config.moe else "qwen35"
+    pair = kv.get(f"{arch}.{POOLING}")
+    return pair.value if pair and pair.value in POOLINGS.values() else None
+
+
+def _text(artifact: Checkpoint, source: Checkpoint, pooling: int | None) -> dict[str, Kv]:
     pairs = text_metadata(
         source.config,
         about={},
         file_type=0,
         mtp_layers=artifact.layout.form.mtp_layers,
         generation=read_generation(source),
+        pooling=pooling,
     )
     return {kv.key: kv for kv in pairs}
 
 
 def _tokenizer(source: Checkpoint) -> dict[str, Kv]:
-    pairs = tokenizer_metadata(source.side, source.config.sizes["V"], source.config.raw)
-    return {kv.key: kv for kv in pairs}
+    found = tokenizer_metadata(source.sides, source.config.sizes["V"], source.config.raw)
+    return {kv.key: kv for kv in found.pairs}
 
 
 def _sizes(source: Checkpoint, expected: Mapping[str, Kv]) -> dict[str, tuple[Any, ...]]:
@@ -133,11 +142,5 @@ def _as_rendered(text: str) -> str:
 
 def _templates(source: Checkpoint) -> Iterator[str]:
     """Yield every default template: which file counts has changed among readers."""
-    for name in (TOKENIZER_CONFIG, TEMPLATE_JSON):
-        content = source.side(name)
-        text = None if content is None else parse_object(content, name).get("chat_template")
-        if isinstance(text, str):
-            yield text
-    content = source.side(TEMPLATE_FILE)
-    if content is not None:
-        yield content.decode(errors="replace")
+    for _, read in PLACES:
+        yield from (text for name, text in read(source.sides) if name == DEFAULT)

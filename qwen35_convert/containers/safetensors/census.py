@@ -132,13 +132,13 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
             f"but {layout.form.mtp_layers} MTP layers are stored",
         )
     for flag, value in config.tie_flags.items():
-        if value != layout.tied:
+        if value != layout.tied and not layout.headless:
             yield Failure(
                 "config.json",
                 f"{flag} is {str(value).lower()}, "
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
-    expected = CLASSES[config.moe, layout.kind == "hub"]
+    expected = CLASSES[config.moe, layout.kind == "hub", layout.headless]
     names = config.raw.get("architectures") or [None]
     stated = names[0] if isinstance(names, list) else names, config.raw.get("model_type")
     if stated != expected and layout.kind in ("hub", "text"):

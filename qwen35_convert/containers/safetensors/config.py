@@ -14,15 +14,20 @@ from typing import Any
 from formats.family.config import Config
 from formats.family.layout import Atom
 from formats.family.names import HUB
+from formats.family.rope import SCALING, Rope
 from formats.stored import KEEP
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config
 
-CLASSES = {  # (mixture of experts, hub namespace): (class, model_type)
-    (False, False): ("Qwen3_5ForCausalLM", "qwen3_5_text"),
-    (True, False): ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
-    (False, True): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
-    (True, True): ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+CLASSES = {  # (mixture of experts, hub namespace, headless): (class, model_type)
+    (False, False, False): ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    (True, False, False): ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    (False, True, False): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    (True, True, False): ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+    (False, False, True): ("Qwen3_5TextModel", "qwen3_5_text"),
+    (True, False, True): ("Qwen3_5MoeTextModel", "qwen3_5_moe_text"),
+    (False, True, True): ("Qwen3_5Model", "qwen3_5"),
+    (True, True, True): ("Qwen3_5MoeModel", "qwen3_5_moe"),
 }
 # Fields of the Qwen3-Next dialect that mean nothing to a Qwen3.5 class (all are hard-wired there).
 NEXT_ONLY = (
@@ -37,46 +42,57 @@ NEXT_ONLY = (
 # Fields that name code to run; the files with it are never carried along.
 CODE = ("auto_map", "custom_pipelines")
 CARRIED = ("transformers_version", "dtype", "torch_dtype")
+# Of the rope block: an older name of rope_type, and what transformers works out if it is absent.
+OLDER = ("type",)
+WORKED_OUT = ("attention_factor", "beta_fast", "beta_slow", "truncate")
 
 
 def artifact_config(
     config: Config,
     *,
     namespace: str,
-    tied: bool,
+    tied: bool | None,
     mtp_layers: int,
     rows: Sequence[tuple[Atom, Scheme, str]],
 ) -> dict[str, Any]:
     """Return the object to write as config.json.
 
-    `rows` are (atom, scheme, stored name of its weight) of everything that is written.
+    tied  whether the embedding is the head; None: the class has no head, the flags stay
+    rows  (atom, scheme, stored name of its weight) of everything that is written
     """
     text = _text_part(config, tied=tied, mtp_layers=mtp_layers)
     hub = namespace == HUB
-    name, model_type = CLASSES[config.moe, hub]
+    name, model_type = CLASSES[config.moe, hub, tied is None]
     if hub:
         body = copy.deepcopy(config.raw) | {"text_config": text}
     else:
         body = {key: config.raw[key] for key in CARRIED if key in config.raw} | text
+        body |= config.generation
     class_fields = {"architectures": [name], "model_type": model_type}
-    result: dict[str, Any] = class_fields | body | class_fields | {"tie_word_embeddings": tied}
+    result: dict[str, Any] = class_fields | body | class_fields | _tie_flag(tied)
     for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
     if any(scheme.name != KEEP for _, scheme, _ in rows):
-        result["quantization_config"] = quantization_config(rows, tied=tied)
+        result["quantization_config"] = quantization_config(rows, tied=tied is True)
     return result
 
 
-def _text_part(config: Config, *, tied: bool, mtp_layers: int) -> dict[str, Any]:
+def _tie_flag(tied: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the flag itself
+    return {} if tied is None else {"tie_word_embeddings": tied}
+
+
+def _text_part(config: Config, *, tied: bool | None, mtp_layers: int) -> dict[str, Any]:
     text = copy.deepcopy(config.text)
     for stale in ("quantization_config", "quantization"):
         text.pop(stale, None)
     if text.get("model_type") == "qwen3_next":
         text = {key: value for key, value in text.items() if key not in NEXT_ONLY}
-    text["model_type"] = CLASSES[config.moe, False][1]
+    text["model_type"] = CLASSES[config.moe, False, False][1]
     text["layer_types"] = list(config.layer_types)
-    text["tie_word_embeddings"] = tied
-    text["rope_parameters"] = _rope(config)
+    text |= _tie_flag(tied)
+    if text.get(SCALING):
+        del text[SCALING]  # where it is what counts, the block that is written says the same
+    text["rope_parameters"] = _rope(config.rope)
     if mtp_layers or "mtp_num_hidden_layers" in text:
         text["mtp_num_hidden_layers"] = mtp_layers
     if text.get("mtp_use_dedicated_embeddings"):
@@ -84,13 +100,11 @@ def _text_part(config: Config, *, tied: bool, mtp_layers: int) -> dict[str, Any]
     return text
 
 
-def _rope(config: Config) -> dict[str, Any]:
-    block = config.text.get("rope_parameters")
-    resolved: dict[str, Any] = {
-        "rope_type": "default",
-        "partial_rotary_factor": config.rope.partial,
-        "rope_theta": config.rope.theta,
-    }
-    if config.rope.sections:
-        resolved["mrope_section"] = list(config.rope.sections)
-    return resolved | (block if isinstance(block, dict) else {})
+def _rope(rope: Rope) -> dict[str, Any]:
+    """Return the block as it was stated, and what its absent fields come to.
+
+    What transformers works out from others is left to it.
+    """
+    stated = {key: value for key, value in rope.stated.items() if key not in OLDER}
+    known = {key: value for key, value in rope.as_dict().items() if key not in WORKED_OUT}
+    return known | stated | {"rope_type": rope.kind}

@@ -68,8 +68,10 @@ def config_sentences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
 def _pairs(ours: Config, theirs: Config) -> Iterator[Pair]:
     skipped = JUDGED_ELSEWHERE | RECORDS | (MOE_RECORDS if theirs.moe else frozenset())
     prefix = "text_config." if ours.nested else ""
-    both = theirs.raw | theirs.text
-    yield Pair(prefix, ours.text, both, theirs.text, MODEL, skipped)
+    # where both speak of generation, transformers hears what stands beside the text part
+    flat = {} if ours.nested else theirs.generation
+    both = theirs.raw | theirs.text | flat
+    yield Pair(prefix, ours.text, both, theirs.text | flat, MODEL, skipped)
     if ours.nested:
         needed = theirs.raw if theirs.nested else {}
         yield Pair("", ours.raw, theirs.text | theirs.raw, needed, MODEL, skipped)

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
 from formats.family.config import DEFAULT_INTERVAL, Config, interval_types
+from formats.family.rope import KINDS, LONGEST, ORIGINAL, read_rope
 from qwen35_convert.containers.safetensors.config_table import NEUTRAL
 from qwen35_convert.difference import ABSENT, differences, first, near, same
 
@@ -72,7 +74,8 @@ def _interval(
 def rope_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
     """Compare what the rotary fields come to, wherever an engine reads them."""
     text, ours = source.config.text, artifact.config.text
-    expected = _rope_fields(text, next((text[b] for b in ROPE_BLOCKS if text.get(b)), {}))
+    stated: Mapping[str, Any] = next((text[b] for b in ROPE_BLOCKS if text.get(b)), {})
+    expected = _worked_out(_rope_fields(text, stated), text)
     for prefix, part in places(artifact.config):
         whole = part is ours
         if _stated(part) != _stated(text if whole else source.config.raw):
@@ -93,6 +96,7 @@ def _rope_at(
     for name, block in blocks.items():
         if isinstance(block, dict):
             got = _rope_fields(filling, block)
+            got = _worked_out(got, part) if whole else got
             yield from _rope_of(got, expected, f"{prefix}{name}.", whole=whole)
         else:
             yield from differences(block, expected, f"{prefix}{name}")
@@ -121,6 +125,20 @@ def _rope_fields(part: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str,
     ordered |= {"rope_type": scaled} | fields
     result = {key: value for key, value in ordered.items() if value not in NEUTRAL}
     return {key: float(v) if type(v) is int else v for key, v in result.items()}
+
+
+def _worked_out(fields: dict[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a scaled rope with what absent ones come to beside this text config."""
+    lengths = {key: text[key] for key in (LONGEST, ORIGINAL) if text.get(key) is not None}
+    block = {k: int(v) if k == ORIGINAL else v for k, v in fields.items()}
+    try:
+        scaling = read_rope(lengths | {ROPE_BLOCKS[0]: block}, "").scaling
+    except (FormatError, ValueError, TypeError):
+        return fields  # compared as it stands
+    if scaling is None:
+        return fields
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in scaling.as_dict().items()}
+    return {k: v for k, v in fields.items() if k not in KINDS[scaling.kind]} | plain
 
 
 def type_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:

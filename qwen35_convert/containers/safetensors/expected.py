@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
-from formats.family.names import HUB, TEXT, place
+from formats.family.names import HUB, TEXT, WITHOUT_HEAD, place
 from formats.family.pieces import EXPERT_STACKS
 from formats.safetensors.file import build_header
 from formats.safetensors.folder import CONTAINER
@@ -28,6 +28,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
+from qwen35_convert.planning.side_files import image_notes, side_notes
 from qwen35_convert.recipe import Recipe
 
 
@@ -41,7 +42,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     used = sorted({c.scheme for c in chosen} - {KEEP})
     schemes = get_schemes(used, recipe.quantize.choices)
     fused = _fuses_experts(source, recipe, atoms, chosen)
-    namer = _Namer(namespace, fused=fused)
+    namer = _Namer(WITHOUT_HEAD[namespace] if layout.headless else namespace, fused=fused)
     usual = model_dtype(source) if widened else None
     items = []
     for atom, choice in zip(atoms, chosen, strict=True):
@@ -54,7 +55,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     config = artifact_config(
         source.config,
         namespace=namespace,
-        tied=layout.tied,
+        tied=None if layout.headless else layout.tied,
         mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
         rows=namer.written,
     )
@@ -64,7 +65,14 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
         items=tuple(items),
         shards=shards,
         dropped=dropped,
-        notes=(*source.notes, *layout.notes, *faults_dropped(source, gone), *said),
+        notes=(
+            *source.notes,
+            *layout.notes,
+            *faults_dropped(source, gone),
+            *side_notes(source),
+            *(image_notes(source) if namespace == HUB else ()),
+            *said,
+        ),
         files=files_beside(source, config, shards),
         described=config,
     )

@@ -76,4 +76,6 @@ def test_a_block_of_rope_without_theta_is_named_where_transformers_prefers_it(ch
         config["rope_scaling"] = {"type": "mrope"} | config["rope_parameters"]
         del config["rope_scaling"]["rope_theta"]
 
-    assert check(add) == ["config.json rope_scaling.rope_theta is absent, expected 10000000.0"]
+    blocks, field = check(add)
+    assert blocks.startswith("config.json has rope_scaling beside rope_parameters, and they differ")
+    assert field == "config.json rope_scaling.rope_theta is absent, expected 10000000.0"

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from qwen35_convert.containers.safetensors.sides.embedder import alike, embedder_names
 from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
 from qwen35_convert.containers.safetensors.sides.generation import generation
 from qwen35_convert.containers.safetensors.sides.processors import (
@@ -38,8 +39,10 @@ from qwen35_convert.containers.safetensors.sides.reader import (
 )
 from qwen35_convert.containers.safetensors.sides.template import (
     EVERYWHERE,
+    NAMED,
     TOKENIZERS,
     has_template,
+    named_differences,
     template_of,
 )
 from qwen35_convert.containers.safetensors.sides.tokenizer import (
@@ -81,7 +84,7 @@ def side_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failu
         if ours.has(name) and ours.content(name) != theirs.content(name):
             yield from _judged(name, ours, theirs)
     yield from _missing(ours, theirs)
-    yield from _strange(artifact, source)
+    yield from _strange(ours, theirs)
 
 
 def _judged(name: str, ours: Sides, theirs: Sides) -> Iterator[Failure]:
@@ -102,6 +105,10 @@ def _missing(ours: Sides, theirs: Sides) -> Iterator[Failure]:
     try:
         yield from _missing_template(ours, theirs)
         yield from _missing_preprocessors(ours, theirs)
+        yield from (Failure(*found) for found in named_differences(ours, theirs))
+        for name in embedder_names(theirs.checkpoint):
+            if not ours.has(name):
+                yield Failure(name, MISSING)
     except FormatError:
         return  # said of the file that it is
 
@@ -125,12 +132,24 @@ def _missing_preprocessors(ours: Sides, theirs: Sides) -> Iterator[Failure]:
             yield Failure(name, MISSING)
 
 
-def _strange(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
-    """Yield files that engines obey and the source has not."""
-    for name in engine_files(artifact.folder, OTHERS):
-        theirs = source.folder / name
-        there = source.container == artifact.container and theirs.is_file()
-        if not there or not filecmp.cmp(artifact.folder / name, theirs, shallow=False):
+def _strange(ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    """Yield files that engines obey and the source has not, or has with other fields."""
+    for name in engine_files(ours.checkpoint.folder, OTHERS):
+        if fnmatchcase(name, NAMED):
+            continue  # compared as templates
+        there, same = _in_source(name, ours, theirs)
+        if not same:
             comes = next(OTHERS[pattern] for pattern in OTHERS if fnmatchcase(name, pattern))
             odd = "is not the source's" if there else "is not in the source"
             yield Failure(name, f"{odd}, and {comes}")
+
+
+def _in_source(name: str, ours: Sides, theirs: Sides) -> tuple[bool, bool]:
+    """Return whether the source has a file of this name, and whether it says the same."""
+    got, expected = ours.content(name), theirs.content(name)
+    if got is not None and expected is not None:
+        return True, alike(got, expected)
+    artifact, source = ours.checkpoint, theirs.checkpoint
+    other = source.folder / name
+    there = source.container == artifact.container and other.is_file()
+    return there, there and filecmp.cmp(artifact.folder / name, other, shallow=False)

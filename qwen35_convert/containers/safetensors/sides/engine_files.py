@@ -33,6 +33,8 @@ OTHERS: Mapping[str, str] = {
     "additional_chat_templates/*.jinja": "transformers takes it for tools and by its name",
     "audio_tokenizer_config.json": "transformers loads a second model by it",
     "modules.json": SENTENCES,
+    "*_Pooling/config.json": SENTENCES,
+    "config_sentence_transformers.json": "sentence-transformers puts its prompts before the text",
     "sentence_*_config.json": "vLLM cuts the context to its max_seq_length",
     "*.py": REMOTE_CODE,
     "custom_generate/*.py": REMOTE_CODE,

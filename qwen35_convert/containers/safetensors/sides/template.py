@@ -1,7 +1,8 @@
-"""How chat templates differ, in whichever of four files they stand.
+"""How chat templates differ, in whichever of four files they stand, or in a folder of named ones.
 
 The file chat_template.jinja has precedence for tokenizers, chat_template.json for processors,
-fields of the configs for older engines: all of them must be the source's.
+fields of the configs for older engines: all of them must be the source's. Named ones may move
+between the folder and the list of tokenizer_config.json, as transformers moves them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from formats.chat_template import read_templates
+from formats.safetensors.nested import TEMPLATES
+from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS
 from qwen35_convert.containers.safetensors.sides.reader import (
     LEGACY_TEMPLATE,
     PROCESSOR,
@@ -20,6 +24,7 @@ from qwen35_convert.containers.safetensors.sides.reader import (
 from qwen35_convert.difference import of_file
 
 FIELD, DEFAULT = "chat_template", "default"
+NAMED = f"{TEMPLATES}/*.jinja"
 # Where tokenizers look, and then processors.
 TOKENIZERS = (TEMPLATE, TOKENIZER_CONFIG)
 EVERYWHERE = (*TOKENIZERS, LEGACY_TEMPLATE, PROCESSOR)
@@ -36,8 +41,26 @@ def has_template(sides: Sides, files: tuple[str, ...]) -> str | None:
     return next((name for name in files if DEFAULT in _templates(sides, name)), None)
 
 
+def named_differences(ours: Sides, theirs: Sides) -> Iterator[tuple[str, str]]:
+    """Yield (file, problem) of named templates that tokenizers find, or no longer find."""
+    got, expected = (read_templates(side.checkpoint.sides) for side in (ours, theirs))
+    for name in expected.texts:
+        if got.texts and name != DEFAULT and name not in got.texts:
+            yield expected.where[name], f"the template {name!r} is missing: the source has it"
+    for name, text in got.texts.items():
+        where = got.where[name]
+        if name == DEFAULT or where == TOKENIZER_CONFIG:
+            continue  # judged where it stands
+        other = expected.texts.get(name)
+        if other is None or _rendered(text.encode()) != _rendered(other.encode()):
+            odd = "is not in the source" if other is None else "is not the source's"
+            yield where, f"{odd}, and {OTHERS[NAMED]}"
+
+
 def _compare(name: str, ours: Sides, theirs: Sides) -> Iterator[str]:
+    counted = read_templates(theirs.checkpoint.sides).texts
     known = [(file, _templates(theirs, file)) for file in EVERYWHERE]
+    known.append((TEMPLATE, {which: text.encode() for which, text in counted.items()}))
     if not any(theirs.has(file) for file in EVERYWHERE):
         return
     for which, text in _templates(ours, name).items():

@@ -53,7 +53,7 @@ def test_as_they_were_made_nothing_is_wrong(files):
 @pytest.mark.parametrize(
     ("pair", "expected"),
     [
-        (Kv("qwen35.rope.scaling.factor", "float32", 4.0), "is 4.0, expected absent"),
+        (Kv("qwen35.logit_scale", "float32", 0.5), "is 0.5, expected absent"),
         (Kv("qwen35.attention.causal", "bool", value=False), "is false, expected absent"),
         (Kv("qwen35.context_length", "uint64", 4096), "is 4096 (uint64), expected uint32"),
         (Kv("qwen35.attention.head_count_kv", "array[uint32]", [0, 0, 0, 1, 1]), "expected 1"),
