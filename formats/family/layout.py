@@ -19,25 +19,21 @@ from formats.family.config import ABSENT, Config
 from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
 from formats.family.lost_fields import LOST, lost_fields
 from formats.family.names import (
-    HUB,
     PARTS,
-    TEXT,
-    WRAPPERS,
-    holders,
     leftover,
     normalise,
     optional_part,
     rename,
     strip_strangers,
-    unwrap,
 )
 from formats.family.ops import Op, Shape, shape_after
 from formats.family.pieces import EXPERT_PIECES, pieces_of
 from formats.family.roles import ROLES
 from formats.family.rules import Form, Slot, family, template
+from formats.family.traits import form_of, kind_of, notes_of, tied_by, unused_notes
 from formats.family.unplaced import has_other_mixer, why_unplaced
 from formats.family.unused import copies, is_buffer
-from formats.stored import MAX_NAMED, Problem, Recogniser, StoredForm, StoredWeight
+from formats.stored import Problem, Recogniser, StoredForm, StoredWeight
 from formats.tensor import TensorInfo
 
 
@@ -152,20 +148,20 @@ def recognise(
         del held[hub]
         weights.pop(hub, None)
     unclaimed = _unclaimed(held, weights)
-    form = _form([*weights, *unclaimed], config)
+    form = form_of([*weights, *unclaimed], config)
     dialect = dialect or dialect_of(held, config)
     slots = {slot.hub: slot for slot in family(config.sizes, config.layer_types, form)}
     spelling = dialect.spelling(names, config)
     matches = _Matches(config, held, weights, recognisers, dialect, spelling)
     atoms, misfits = matches.cut(slots)
-    tied, tie_notes, tie_problems = _tied(config, form)
+    tied, tie_notes, tie_problems = tied_by(config, form)
     problems = [*leftovers.values(), *collisions, *matches.coverage(slots, unclaimed)]
     problems += lost_fields(misfits, config, held)
     problems += [_from_mlx(held)] if dialect.kind == MLX and form.mtp_layers else []
     if leftovers and not atoms:  # nothing of a model: it is not that something is missing
         problems, tie_problems = [*leftovers.values()], []
     return Layout(
-        kind=_kind(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
+        kind=kind_of(held, config, form) if dialect.kind == HUB_DIALECT else dialect.kind,
         form=form,
         atoms=atoms,
         tied=tied,
@@ -173,22 +169,14 @@ def recognise(
         spelling=matches.spelling,
         notes=[
             *tie_notes,
-            *_notes(held, config, form, mlx=dialect.kind == MLX),
-            *_unused_notes([*buffers], twins),
+            *notes_of(held, config, form, mlx=dialect.kind == MLX),
+            *unused_notes([*buffers], twins),
         ],
         problems=_parted([*problems, *tie_problems, *config.problems], names),
         buffers=tuple(buffers),
         copies=twins,
         headless=config.headless and not form.head,
     )
-
-
-def _unused_notes(buffers: Sequence[str], twins: Mapping[str, str]) -> Iterator[str]:
-    if buffers:
-        some = ", ".join(buffers[:MAX_NAMED]) + (" ..." if buffers[MAX_NAMED:] else "")
-        yield f"{len(buffers)} buffers that every engine computes itself are not used: {some}"
-    for twin, original in twins.items():
-        yield f"{twin} is not written: MTP shares {original}, of which it has to be a copy"
 
 
 def _hub_names(infos: Mapping[str, TensorInfo]) -> tuple[dict[str, str], list[Problem]]:
@@ -254,27 +242,6 @@ def _from_mlx(held: Mapping[str, TensorInfo]) -> Problem:
         "whose MTP norms may or may not be shifted"
     )
     return Problem(conv.name, problem, "convert the original checkpoint", part=PARTS["mtp"])
-
-
-def _form(names: Sequence[str], config: Config) -> Form:
-    keys = {template(name) for name in names}
-    rules = {key for key, _ in keys}
-    heads = {name.split(".", 1)[0] for name in names}
-    mtp = {numbers[0] for key, numbers in keys if key.startswith("mtp.layers.#.")}
-    return Form(
-        experts=_experts(rules, "layers.#."),
-        mtp_experts=_experts(rules, "mtp.layers.#."),
-        mtp_layers=max(len(mtp), 1) if "mtp" in heads else 0,
-        vision="visual" in heads and config.vision is not None,
-        head="lm_head.weight" in rules,
-        gdn_in="fused" if "layers.#.linear_attn.in_proj_qkvz.weight" in rules else "split",
-    )
-
-
-def _experts(rules: set[str], prefix: str) -> str:
-    if prefix + "mlp.experts.gate_up_proj" in rules:
-        return "fused"
-    return "mlx" if prefix + "mlp.switch_mlp.gate_proj.weight" in rules else "split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,24 +339,6 @@ def _renamed(stored: str, weight: str) -> str:
     return stored if own == last or not parent else f"{parent}.{last}"
 
 
-def _tied(config: Config, form: Form) -> tuple[bool, list[str], list[Problem]]:
-    """Decide tying from the tensors; the flags can only contradict."""
-    flags = config.tie_flags
-    stated = ", ".join(f"{k} {str(v).lower()}" for k, v in flags.items()) or "no tie flag"
-    if form.head:
-        note = f"lm_head is present, so the head is not tied ({stated})"
-        return False, [note] if any(flags.values()) else [], []
-    if config.headless:
-        name = config.raw["architectures"][0]
-        return True, [f"{name} has no head to predict tokens: its hidden states are the result"], []
-    if not any(flags.values()):
-        problem = f"is missing, and the head is not tied ({stated})"
-        remedy = "add the head, or set tie_word_embeddings if it is tied"
-        return False, [], [Problem("lm_head.weight", problem, remedy)]
-    notes = [] if all(flags.values()) else [f"tie flags disagree ({stated}); no lm_head: tied"]
-    return True, notes, []
-
-
 def _quantized(atoms: Mapping[str, Atom]) -> str | None:
     """Name the form of the quantised weights, by the first of them; None: there are none.
 
@@ -397,32 +346,3 @@ def _quantized(atoms: Mapping[str, Atom]) -> str | None:
     """
     first = (a for a in atoms.values() if a.quantized and not ROLES[a.role].gathered)
     return next((atom.form.label for atom in first), None)
-
-
-def _kind(held: Mapping[str, TensorInfo], config: Config, form: Form) -> str:
-    if form.gdn_in == "fused":
-        return "next"
-    named = _segments(held)[:2] == [*WRAPPERS]
-    return HUB if config.nested and (form.vision or named) else TEXT
-
-
-def _segments(held: Mapping[str, TensorInfo]) -> list[str]:
-    """Segments of the name under which the embedding is stored: they show the namespace."""
-    info = held.get("embed_tokens.weight")
-    return unwrap(info.name) if info else []
-
-
-def _notes(held: Mapping[str, TensorInfo], config: Config, form: Form, *, mlx: bool) -> list[str]:
-    notes = []
-    if _segments(held).count("language_model") > 1:
-        notes.append("the prefix language_model is repeated; it is collapsed")
-    found = {segment: who for info in held.values() for segment, who in holders(info.name).items()}
-    notes += [f"tensors stand under {one} ({who}); they are renamed" for one, who in found.items()]
-    if mlx:
-        notes.append("an MLX layout: conv1d axes and shifted norms are put back")
-    if form.mtp_layers != config.mtp_layers:
-        notes.append(
-            f"mtp_num_hidden_layers is {config.mtp_layers}, "
-            f"but the tensors hold {form.mtp_layers} MTP layers"
-        )
-    return notes
