@@ -126,13 +126,14 @@ def _compared_layers(
     walks: Sequence[Walk], kept: Kept, progress: Progress
 ) -> tuple[tuple[LayerError, ...], tuple[Tensor, ...]]:
     """Walk source and artifact in step; return the errors by layer and the last streams."""
-    kinds = walks[0].config.layer_types
+    kinds, device = walks[0].config.layer_types, walks[0].loader.device
     layers: list[LayerError] = []
     ends: tuple[Tensor, ...] = ()
-    sources, artifacts = kept.streams(walks[0].residuals()), walks[1].residuals()
-    for source, artifact in zip(sources, artifacts, strict=True):
-        ends = source.to(artifact.device), artifact
-        layers.append(LayerError(len(layers), kinds[len(layers)], _relative_error(*ends)))
+    steps = zip(kept.streams(walks[0].residuals()), walks[1].residuals(), strict=True)
+    for kind in kinds:
+        ends = ()  # what the layer before made is not held while this one is computed
+        ends = tuple(x.to(device) for x in next(steps))
+        layers.append(LayerError(len(layers), kind, _relative_error(*ends)))
         progress(f"layer {len(layers)} of {len(kinds)}")
     return tuple(layers), ends
 
@@ -157,11 +158,11 @@ def _diverged(
 def _blocks(walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor) -> Iterator[Block]:
     """Yield ranges of rows, each with the divergence of its tokens and the head's two inputs."""
     targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), _BLOCK_ROWS)
-    sides = zip(walks, ends, strict=True)
-    hidden = [torch.split(walk.hidden(x), _BLOCK_ROWS) for walk, x in sides]
-    for i, (target, *inputs) in enumerate(zip(targets, *hidden, strict=True)):
+    sides = [torch.split(x, _BLOCK_ROWS) for x in ends]
+    for i, (target, *streams) in enumerate(zip(targets, *sides, strict=True)):
         start = i * _BLOCK_ROWS
-        yield slice(start, start + len(target)), Divergence(target), inputs[0], inputs[1]
+        source, artifact = (walk.hidden(x) for walk, x in zip(walks, streams, strict=True))
+        yield slice(start, start + len(target)), Divergence(target), source, artifact
 
 
 def _walk(

@@ -110,6 +110,7 @@ def _use_memory_again() -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
+        libc.malloc_trim(0)
         libc.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)
         libc.mallopt(M_ARENA_MAX, ARENAS)

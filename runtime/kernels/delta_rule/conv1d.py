@@ -59,12 +59,13 @@ def taps(window: Tensor, weight_C1K: Tensor) -> Tensor:
     num_taps = weight_C1K.shape[2]
     n = window.shape[0] - (num_taps - 1)
     window_, weight = widen(window), widen(weight_C1K[:, 0])
-    total = torch.zeros_like(window_[:n])
+    total, term = torch.zeros_like(window_[:n]), torch.empty_like(window_[:n])
     for j in range(num_taps):
-        total += window_[j : j + n] * weight[:, j]
+        total += torch.mul(window_[j : j + n], weight[:, j], out=term)
     rounded = widen(total.to(window.dtype))
     # F.silu gives other last bits to the tail of a row than to its body; exp does not
-    return (rounded / (1 + torch.exp(-rounded))).to(window.dtype)
+    divisor = torch.neg(rounded, out=term).exp_().add_(1)
+    return rounded.div_(divisor).to(window.dtype)
 
 
 def conv1d_prefill(
