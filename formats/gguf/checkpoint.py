@@ -17,10 +17,13 @@ from formats.gguf.file import SHARD, GgufFile, Kv, open_files
 from formats.gguf.pooling import pooling_files
 from formats.links import check_leads
 from formats.stored import Recogniser
+from formats.tensor import TensorInfo
 
 CONTAINER = "gguf"
 SUFFIX = ".gguf"
 ORIGIN = "metadata"
+# First segments of names that Ollama's converter leaves in the file of the text model.
+TOWERS = {"v": "a vision tower", "mm": "a vision tower", "mtp": "an MTP head"}
 
 
 def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
@@ -34,7 +37,7 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
         raise FormatError(f"{path} does not exist, expected a GGUF file")
     files = open_files(path)
     kv = files[0].kv
-    infos = {name: info for file in files for name, info in file.infos.items()}
+    infos, notes = _without_towers({n: i for file in files for n, i in file.infos.items()})
     try:
         config = read_config(config_from_metadata(kv, infos))
     except FormatError as error:
@@ -49,9 +52,30 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
         config=config,
         layout=recognise(infos, config, recognisers, GgufDialect()),
         files={file.path.name: file for file in files},
-        where={name: file.path.name for file in files for name in file.infos},
+        where={name: file.path.name for file in files for name in file.infos if name in infos},
         sides=_Sides(kv),
+        notes=notes,
+        strays=notes,
     )
+
+
+def _without_towers(
+    infos: Mapping[str, TensorInfo],
+) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Return the tensors of the text model, and a note on those of each tower embedded beside it.
+
+    Nothing says whether the norms of such an MTP head hold w or 1 + w, nor a vision tower's sizes.
+    """
+    kept = {name: info for name, info in infos.items() if name.split(".", 1)[0] not in TOWERS}
+    towers: dict[str, list[str]] = {}
+    for name in infos.keys() - kept.keys():
+        towers.setdefault(TOWERS[name.split(".", 1)[0]], []).append(name)
+    notes = (
+        f"{len(names)} tensors of {tower} that is embedded in the file are not read ({min(names)} "
+        "...): for it, convert the original checkpoint"
+        for tower, names in sorted(towers.items())
+    )
+    return kept, tuple(notes)
 
 
 def first_file(checkpoint: Checkpoint) -> GgufFile:

@@ -41,6 +41,8 @@ MOE_FIELDS = (
     ("expert_feed_forward_length", "moe_intermediate_size"),
     ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
 )
+# A tensor of a block that only layers of this kind have.
+TYPE_SHOWN = dict(zip(LAYER_TYPES, ("ssm_a", "attn_q.weight"), strict=True))
 # (whole, part): keys of which the one must be a multiple of the other
 MULTIPLES = (
     ("attention.head_count", "attention.head_count_kv"),
@@ -75,7 +77,7 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
     _check_keys(keys)
     if moe:
         _check_experts(keys)
-    types = _layer_types(keys)
+    types = _layer_types(keys, infos)
     result: dict[str, Any] = {"architectures": [name], "model_type": model_type} | FAMILY
     result |= MOE_FAMILY if moe else {}
     result |= {f: keys.size(key) for key, f in (*FIELDS, *(MOE_FIELDS if moe else DENSE_FIELDS))}
@@ -113,9 +115,11 @@ def _mtp_layers(keys: Keys) -> int:
     return keys.size(key, least=0, most=keys.blocks - 1) if key in keys else 0
 
 
-def _layer_types(keys: Keys) -> list[str]:
-    """Return the kind of each layer, MTP layers not among them."""
+def _layer_types(keys: Keys, infos: Mapping[str, TensorInfo]) -> list[str]:
+    """Return the kind of each layer, MTP layers not among them; without a key, as tensors show."""
     layers, key = keys.blocks - _mtp_layers(keys), "attention.recurrent_layers"
+    if key not in keys and "full_attention_interval" not in keys:
+        return [_shown_type(keys, infos, i) for i in range(layers)]
     if key not in keys:
         interval = keys.size("full_attention_interval")
         return list(interval_types(interval, layers))
@@ -125,6 +129,15 @@ def _layer_types(keys: Keys) -> list[str]:
     if any(flags[layers:]):
         keys.fail(key, f"has an MTP layer among them, expected none from block {layers} on")
     return [LAYER_TYPES[not flag] for flag in flags[:layers]]
+
+
+def _shown_type(keys: Keys, infos: Mapping[str, TensorInfo], block: int) -> str:
+    """Return the kind of a layer by a tensor that only this kind has."""
+    found = [kind for kind, name in TYPE_SHOWN.items() if f"blk.{block}.{name}" in infos]
+    if len(found) != 1:
+        names = " or ".join(TYPE_SHOWN.values())
+        keys.fail("full_attention_interval", f"is missing, and blk.{block} does not have {names}")
+    return found[0]
 
 
 def _check_keys(keys: Keys) -> None:

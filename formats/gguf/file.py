@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from formats.content import DOWNLOAD
 from formats.errors import FormatError
-from formats.gguf.header import FIXED, MAX_NAME, Head, Kv, parse_header
+from formats.gguf.header import FIXED, MAGIC, MAX_NAME, Head, Kv, parse_header
 from formats.safetensors.file import MAX_HEADER, TORCH_NAMES, Header, SafetensorsFile
 from formats.tensor import TensorInfo, block_of
 
@@ -42,6 +42,17 @@ __all__ = [
 
 ALIGNMENT = 32
 SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def begins_as_gguf(path: Path) -> bool:
+    """Whether there is a file whose first bytes are GGUF's; Ollama names its blobs by their hash."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _read_head(path: Path) -> tuple[Head, int]:

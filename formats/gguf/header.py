@@ -30,6 +30,7 @@ KINDS = {
 NAMES = tuple(KINDS)
 ONE = {kind: struct.Struct("<" + letter) for kind, letter in KINDS.items()}
 VERSIONS = (2, 3)
+MAGIC = b"GGUF"
 FIXED = struct.Struct("<4sIQQ")
 # The largest release has about 2,000 tensors, 60 keys, and arrays of 248,320 strings.
 MAX_TENSORS = 1 << 16
@@ -240,7 +241,7 @@ def parse_header(file: str, view: memoryview) -> Head:
 
 
 def _check_start(file: str, first: bytes, magic: bytes, version: int) -> None:
-    if magic != b"GGUF":
+    if magic != MAGIC:
         content = content_of(first)
         why = f"\n  why   it {content.what}" if content else ""
         raise FormatError(

@@ -22,6 +22,8 @@ from formats.family.ops import AddOne, Float32, NegExp, Op, Squeeze, Tile, undo
 from formats.family.rules import EXPERTS_FUSED, EXPERTS_MLX, EXPERTS_SPLIT, MTP, RULES, template
 
 FUSED_EXPERTS = "ffn_gate_up_exps.weight"
+# What other writers call a tensor of a layer: Ollama's converter leaves `.bias` out.
+ALIASES = {"ssm_dt": "ssm_dt.bias"}
 
 
 def gguf_name(hub: str, num_layers: int) -> tuple[str, int | None]:
@@ -65,6 +67,7 @@ def hub_name(name: str, num_layers: int, *, fused: bool) -> str:
     if not key.startswith("blk.#."):
         return tops.get(key, strange)
     rest, block = key.removeprefix("blk.#."), numbers[0]
+    rest = ALIASES.get(rest, rest)
     if rest in heads and block == num_layers:
         return heads[rest]
     if rest not in layers or len(numbers) > 1:

@@ -33,6 +33,8 @@ from formats.gguf.keys import Keys, shown
 
 Row = tuple[str, str, Any]
 SECTIONS = [11, 11, 10, 0]
+# Where the sections are: llama.cpp's key, and those of Ollama's converter, which does not pad them.
+SECTION_KEYS = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
 PREFIX = "rope.scaling."
 NONE, LINEAR = "none", "linear"
 OLD_FACTOR = "rope.scale_linear"
@@ -128,21 +130,28 @@ def rope_parameters(keys: Keys) -> dict[str, Any]:
     width, turned = keys.size("attention.key_length"), keys.size("rope.dimension_count")
     if turned > width or turned % 2:
         keys.fail("rope.dimension_count", f"is {turned}, expected an even number up to {width}")
-    key = "rope.dimension_sections"
-    stated = keys.pair(key).value
-    sizes = isinstance(stated, list) and all(type(s) is int and s >= 0 for s in stated)
-    if not sizes or len(stated) != 4 or not any(stated):
-        keys.fail(key, f"is {shown(stated)}, expected 4 sizes")
     theta, part = keys.real("rope.freq_base"), turned / width
     return {
         "rope_type": DEFAULT,
         "rope_theta": int(theta) if theta.is_integer() else theta,
         # the quotient can be rounded down, and would then lose a dimension
         "partial_rotary_factor": part if int(part * width) == turned else nextafter(part, 1),
-        "mrope_section": stated if stated[3] else stated[:3],
-        "mrope_interleaved": True,
+        **_sections(keys),
         **_scaling(keys),
     }
+
+
+def _sections(keys: Keys) -> Mapping[str, Any]:
+    """Return the three sizes, or four if the last is not 0; none if no writer's key is there."""
+    key = next((key for key in SECTION_KEYS if key in keys), None)
+    if key is None:
+        return {}
+    stated = keys.pair(key).value
+    sizes = isinstance(stated, list) and all(type(s) is int and s >= 0 for s in stated)
+    if not sizes or len(stated) not in {3, 4} or not any(stated):
+        keys.fail(key, f"is {shown(stated)}, expected 3 or 4 sizes")
+    used = list(stated) if any(stated[3:]) else list(stated[:3])
+    return {"mrope_section": used, "mrope_interleaved": True}
 
 
 def _scaling(keys: Keys) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from formats.gguf.file import begins_as_gguf
 from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
@@ -26,7 +27,6 @@ from qwen35_convert.write.sink import (
 )
 
 MOVES, NEW_MOVES = "moves", "moves.new"
-MAGIC = b"GGUF"
 
 
 def check_out_files(
@@ -44,16 +44,11 @@ def check_out_files(
             raise OutputError(str(path), "is not a file", "a GGUF file or nothing")
         if not overwrite:
             raise OutputError(f"{path} exists", fix="choose another OUT, or add --overwrite")
-        if not _holds_gguf(path):
+        if not begins_as_gguf(path):
             raise OutputError(
                 f"{path} is not a GGUF file, so --overwrite does not replace it",
                 fix="choose another OUT",
             )
-
-
-def _holds_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def finish_moves(out: Path, first: Path, digest: str) -> bool:

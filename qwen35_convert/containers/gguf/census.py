@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import first_file
+from formats.gguf.config import SECTION_KEYS
+from formats.gguf.metadata import SECTIONS
+from formats.gguf.names import ALIASES
 from qwen35_convert.failure import Failure
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -21,6 +24,7 @@ REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggm
 def gguf_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield everything that the header shows to be wrong."""
     yield from _types(artifact)
+    yield from _others(artifact)
     yield from _mtp(artifact)
     yield from _vocabulary(artifact)
 
@@ -31,6 +35,21 @@ def _types(artifact: Checkpoint) -> Iterator[Failure]:
         dtype = infos[atom.stored].dtype
         if ROLES[atom.role].gguf_f32 and dtype != "F32":
             yield Failure(atom.stored, f"is {dtype}, but llama.cpp computes {atom.role} in F32")
+
+
+def _others(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield what only other engines read: their names, their towers, sections that are not four."""
+    for atom in artifact.layout.atoms.values():
+        name, _, last = atom.stored.rpartition(".")
+        if last in ALIASES:
+            yield Failure(atom.stored, f"is {name}.{ALIASES[last]} for llama.cpp")
+    for stray in artifact.strays:
+        yield Failure(first_file(artifact).path.name, f"{stray}; llama.cpp refuses the file")
+    sections = f"{first_file(artifact).kv['general.architecture'].value}.{SECTION_KEYS[0]}"
+    pair = first_file(artifact).kv.get(sections)
+    if pair is None or len(pair.value) != len(SECTIONS):
+        got = "is missing" if pair is None else f"has {len(pair.value)} sizes"
+        yield Failure(sections, f"{got}, expected {len(SECTIONS)}: llama.cpp refuses the file")
 
 
 def _mtp(artifact: Checkpoint) -> Iterator[Failure]:

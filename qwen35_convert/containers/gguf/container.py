@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, first_file, open_gguf, whole_path
-from formats.gguf.file import SHARD, GgufFile
+from formats.gguf.file import SHARD, GgufFile, begins_as_gguf
 from quant.measure import within
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.containers.gguf.census import gguf_failures
@@ -21,7 +21,7 @@ from qwen35_convert.containers.gguf.kept import holds
 from qwen35_convert.containers.gguf.metadata_check import config_differences, own_differences
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
 from qwen35_convert.containers.gguf.mmproj_values import value_failures
-from qwen35_convert.errors import RecipeError
+from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
@@ -50,8 +50,8 @@ class GgufFiles:
         return "gguf-q8_0"
 
     def takes(self, path: Path) -> bool:
-        """Take names that end in .gguf; a folder of such a name is a folder."""
-        return path.suffix == SUFFIX and not path.is_dir()
+        """Take names that end in .gguf, and files of another name that begin as GGUF does."""
+        return not path.is_dir() and (path.suffix == SUFFIX or begins_as_gguf(path))
 
     def open(self, path: Path, _name: str = "") -> Checkpoint:
         """Open a file, or all files of a split one from any of them."""
@@ -70,8 +70,11 @@ class GgufFiles:
                 "opened again to verify it\n  fix   add --no-verify"
             )
 
-    def check_out(self, _out: Path, _source: Checkpoint, *, overwrite: bool) -> None:
-        """Let OUT pass: which files it is, the plan says."""
+    def check_out(self, out: Path, _source: Checkpoint, *, overwrite: bool) -> None:
+        """Refuse a GGUF file of another name; else, which files OUT is, the plan says."""
+        del overwrite
+        if out.suffix != SUFFIX:
+            raise OutputError(str(out), "is a GGUF file", self.out, "choose another OUT")
 
     def check_files(self, out: Path, plan: Plan, source: Checkpoint, *, overwrite: bool) -> None:
         """Refuse files that would replace something else, or the source."""

@@ -401,6 +401,31 @@ def test_an_older_file_says_its_layers_by_the_interval_alone():
     assert back(old, read_config(nano())).layer_types == (L, L, F, L)
 
 
+def test_a_file_without_either_key_shows_its_layers_by_their_tensors():
+    """Some converters write no interval, and llama.cpp then takes 4."""
+    raw = alike(nano(), layer_types=[L, F, L, L])
+    bare = changed(raw, attention__recurrent_layers=None, full_attention_interval=None)
+    names = ("ssm_a", "attn_q.weight", "ssm_a", "ssm_a")
+    blocks = [f"blk.{i}.{name}" for i, name in enumerate(names)]
+    infos = tensors_of(read_config(raw)) | {n: TensorInfo(n, "F32", (2,)) for n in blocks}
+    assert read_config(config_from_metadata(bare, infos)).layer_types == (L, F, L, L)
+
+
+@pytest.mark.parametrize("key", ["rope__dimension_sections", "rope__mrope_section"])
+@pytest.mark.parametrize("sections", [[11, 11, 10], [11, 11, 10, 0]])
+def test_sections_may_be_three_under_another_key(key, sections):
+    pairs = changed(nano(), **{"rope__dimension_sections": None, key: sections})
+    assert back(pairs, read_config(nano())).rope.sections == (11, 11, 10)
+
+
+def test_a_file_without_sections_is_read_and_llama_cpp_s_are_written_again():
+    pairs = changed(nano(), rope__dimension_sections=None)
+    config = back(pairs, read_config(nano()))
+    assert config.rope.sections == ()
+    again = text_metadata(config, about={}, file_type=0, mtp_layers=1)
+    assert next(kv.value for kv in again if kv.key.endswith("sections")) == [11, 11, 10, 0]
+
+
 def test_recurrent_layers_win_over_the_interval():
     raw = alike(nano(), layer_types=[F, L, L, F])
     assert back(pairs_of(raw), read_config(raw)).layer_types == (F, L, L, F)
@@ -432,6 +457,7 @@ REQUIRED = [
     for key in pairs_of(moe())
     if key.startswith("qwen35moe.")
     and not key.endswith(("nextn_predict_layers", "recurrent_layers", "full_attention_interval"))
+    and not key.endswith("dimension_sections")
 ]
 
 
@@ -448,7 +474,7 @@ def test_a_missing_key_is_named(key):
     [
         (
             {"attention__recurrent_layers": None, "full_attention_interval": None},
-            "full_attention_interval is missing",
+            "full_attention_interval is missing, and blk.0 does not have ssm_a or attn_q.weight",
         ),
         ({"block_count": 0}, "block_count is 0"),
         ({"block_count": 1 << 30}, "block_count is 1073741824 .uint32., expected .* to 1024"),
@@ -472,9 +498,9 @@ def test_a_missing_key_is_named(key):
         ({"rope__freq_base": -1.0}, "freq_base is -1.0"),
         ({"rope__dimension_count": 65}, "dimension_count is 65, expected an even number"),
         ({"rope__dimension_count": 512}, "dimension_count is 512, expected .* up to 256"),
-        ({"rope__dimension_sections": [1, 2, 3]}, "dimension_sections is .* expected 4 sizes"),
-        ({"rope__dimension_sections": [0] * 4}, "dimension_sections is .* expected 4 sizes"),
-        ({"rope__dimension_sections": [-1, 1, 1, 0]}, "expected 4 sizes"),
+        ({"rope__dimension_sections": [1, 2]}, "dimension_sections is .* expected 3 or 4 sizes"),
+        ({"rope__dimension_sections": [0] * 4}, "dimension_sections is .* expected 3 or 4 sizes"),
+        ({"rope__dimension_sections": [-1, 1, 1, 0]}, "expected 3 or 4 sizes"),
         ({"rope__dimension_sections": 11}, "dimension_sections is 11"),
         ({"rope__scaling__type": "su"}, "rope.scaling.type is 'su', expected 'none'"),
         ({"ssm__inner_size": 257}, "inner_size is 257, expected a multiple of .*time_step_rank 2"),
