@@ -45,7 +45,7 @@ SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Whether there is a file whose first bytes are GGUF's; Ollama names its blobs by their hash."""
+    """Whether a file begins as GGUF does, whatever its name: Ollama names blobs by their hash."""
     try:
         if not path.is_file():
             return False

@@ -15,9 +15,9 @@ from formats.checkpoint import Checkpoint
 from formats.errors import NOTHING
 from formats.family.ops import Tile
 from formats.gguf.file import Kv
+from formats.gguf.imatrix import CHUNKS, COUNTS, DATASETS, IMATRIX, SUMS, TYPE
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
-from qwen35_convert.containers.gguf.importance import CHUNKS, COUNTS, DATASETS, SUMS, TYPE
 from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.durable import reserve, write_all, writing, written_aside
 from qwen35_convert.text.tokens import DEFAULT, text_ids
@@ -112,7 +112,7 @@ def _write(
         tensors |= {name + SUMS: sums, name + COUNTS: counts.reshape(-1, 1)}
     infos = [TensorInfo(name, "F32", tuple(value.shape)) for name, value in tensors.items()]
     pairs = [
-        Kv(TYPE, "string", "imatrix"),
+        Kv(TYPE, "string", IMATRIX),
         Kv(DATASETS, "array[string]", [dataset]),
         Kv(CHUNKS, "uint32", chunks),
         Kv("imatrix.chunk_size", "uint32", CHUNK),

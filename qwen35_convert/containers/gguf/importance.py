@@ -1,13 +1,14 @@
 """The importance of every column, read from llama.cpp's imatrix file for the encoders that search.
 
 A file has one vector for a tensor, or one for each expert of a stack, under GGUF names and in
-GGUF's order of columns, which is the order in which rows are encoded. What it lacks is encoded
-without, and said: llama-quantize says nothing, and MTP blocks are often lacking.
+GGUF's order of columns, which is the order in which rows are encoded. What it lacks, and what it
+knows nothing of, is encoded without, and said: llama-quantize says nothing and stores zeros, and
+MTP blocks are often lacking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING
 from formats.errors import FormatError
 from formats.family.ops import Shape
 from formats.family.roles import ROLES
-from formats.gguf.file import GgufFile, Kv
+from formats.gguf.file import Kv
+from formats.gguf.imatrix import ImatrixFile, read_imatrix
 from quant.errors import QuantError
-from quant.importance import importances, unused
-from qwen35_convert.errors import RecipeError
+from quant.importance import FLOOR, Columns, importances, unused
 from qwen35_convert.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -26,9 +27,14 @@ if TYPE_CHECKING:
 
     from qwen35_convert.containers.gguf.entry import Entry
 
-SUMS, COUNTS = ".in_sum2", ".counts"
-TYPE, DATASETS, CHUNKS = "general.type", "imatrix.datasets", "imatrix.chunk_count"
 USED = "quantize.imatrix.file"
+MAX_NAMED = 8
+FIX = (
+    "make one of this model, `qwen35 imatrix SOURCE --text FILE -o imatrix.gguf`, "
+    "or leave quantize.imatrix out"
+)
+
+Tensors = Mapping[str, "Sequence[Entry]"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ class Importance:
 
     weights  by atom, float32 [K]
     pairs    what the GGUF file says of it
-    notes    what it lacks, and what it has too much
+    notes    what it lacks, what it knows nothing of, and what it has too much
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -45,84 +51,94 @@ class Importance:
     notes: tuple[str, ...] = ()
 
 
-def read_importance(
-    recipe: Recipe, tensors: Mapping[str, Sequence[Entry]], shapes: Mapping[str, Shape]
-) -> Importance:
+def read_importance(recipe: Recipe, tensors: Tensors, shapes: Mapping[str, Shape]) -> Importance:
     """Return what the recipe's imatrix says of these tensors; nothing without one.
 
-    RecipeError if the file cannot be read, is none, or does not fit the model.
+    FormatError if the file cannot be read, is none, or does not fit the model.
     """
     if recipe.quantize.imatrix is None:
         return Importance()
     path = Path(recipe.quantize.imatrix)
     try:
-        file = GgufFile(path)
-        entries = _entries(file)
-        by_tensor = importances(entries, shapes)
+        file = read_imatrix(path)
+        columns = importances(file.entries, shapes)
+        _check_model(file, tensors)
     except (FormatError, QuantError) as error:
-        raise RecipeError(f"quantize.imatrix: {error}") from None
+        subject = f"quantize.imatrix: {path.name}: {error.subject.removeprefix(path.name + ': ')}"
+        raise FormatError(subject, error.got, error.expected, error.fix or FIX) from None
     weights = {
-        part.atom.name: by_tensor[name][part.index or 0]
-        for name in by_tensor
+        part.atom.name: known.values[part.index or 0]
+        for name, known in columns.items()
         for part in tensors[name]
+        if (part.index or 0) not in known.blank
     }
-    return Importance(weights, _pairs(path, file, entries), _notes(path.name, entries, tensors))
+    notes = (f"{path.name}: {note}" for note in _notes(file, tensors, columns))
+    return Importance(weights, _pairs(path, file), tuple(notes))
 
 
-def _entries(file: GgufFile) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return sums and counts by the name of the tensor. FormatError if this is no imatrix."""
-    kind = file.kv[TYPE].value if TYPE in file.kv else None
-    if kind != "imatrix":
-        raise FormatError(f"{file.path.name}: {TYPE} is {kind!r}, expected 'imatrix'")
-    names = [name.removesuffix(SUMS) for name in file.infos if name.endswith(SUMS)]
-    for name in names:
-        lost = next((p for p in (SUMS, COUNTS) if name + p not in file.infos), None)
-        if lost:
-            raise FormatError(f"{file.path.name}: {name}{lost} is missing")
-    return {name: (_rows(file, name + SUMS), file.read(name + COUNTS)) for name in names}
+def _check_model(file: ImatrixFile, tensors: Tensors) -> None:
+    """Refuse a file that knows no tensor of this model. FormatError."""
+    weighed = [name for name, parts in tensors.items() if not _unweighed(parts[0].atom.role)]
+    if weighed and file.entries.keys().isdisjoint(tensors):
+        got = f"has entries for {min(file.entries)} ... and for no tensor of this model"
+        raise FormatError("it", got, f"{weighed[0]} ...")
 
 
-def _rows(file: GgufFile, name: str) -> Tensor:
-    """Return sums as [E, K]: a single row may be stored flat."""
-    sums = file.read(name)
-    return sums.reshape(-1, sums.shape[-1])
-
-
-def _pairs(
-    path: Path, file: GgufFile, entries: Mapping[str, tuple[Tensor, Tensor]]
-) -> tuple[Kv, ...]:
+def _pairs(path: Path, file: ImatrixFile) -> tuple[Kv, ...]:
     """Return what llama-quantize writes of the imatrix it used."""
-    datasets = file.kv[DATASETS].value if DATASETS in file.kv else []
-    chunks = file.kv[CHUNKS].value if CHUNKS in file.kv else None
-    pairs = [
-        Kv(USED, "string", path.name),
-        Kv("quantize.imatrix.entries_count", "uint32", len(entries)),
-    ]
-    if datasets:
-        pairs.insert(1, Kv("quantize.imatrix.dataset", "string", str(datasets[0])))
-    if isinstance(chunks, int):
-        pairs.append(Kv("quantize.imatrix.chunks_count", "uint32", chunks))
+    pairs = [Kv(USED, "string", path.name)]
+    if file.datasets:
+        pairs.append(Kv("quantize.imatrix.dataset", "string", file.datasets[0]))
+    pairs.append(Kv("quantize.imatrix.entries_count", "uint32", len(file.entries)))
+    if file.chunks is not None:
+        pairs.append(Kv("quantize.imatrix.chunks_count", "uint32", file.chunks))
     return tuple(pairs)
 
 
-def _notes(
-    file: str, entries: Mapping[str, tuple[Tensor, Tensor]], tensors: Mapping[str, Sequence[Entry]]
-) -> tuple[str, ...]:
+def _notes(file: ImatrixFile, tensors: Tensors, columns: Mapping[str, Columns]) -> Iterator[str]:
     lacking = [
         name
         for name, parts in tensors.items()
-        if name not in entries and not _unweighed(parts[0].atom.role)
+        if name not in file.entries and not _unweighed(parts[0].atom.role)
     ]
-    notes = []
     if lacking:
-        notes.append(
-            f"{file} lacks {len(lacking)} tensors, which are encoded without it: "
-            f"{', '.join(lacking[:3])}{' ...' if len(lacking) > 3 else ''}"
-        )
-    extra = unused(entries, tensors)
+        yield f"it lacks {len(lacking)} tensors, which are encoded without it: {_listed(lacking)}"
+    extra = unused(file.entries, tensors)
     if extra:
-        notes.append(f"{file} has {len(extra)} entries that no tensor here has: {extra[0]} ...")
-    return tuple(notes)
+        yield f"it has {len(extra)} entries that no tensor here has: {_listed(extra)}"
+    uncounted = _units(tensors, {name: known.uncounted for name, known in columns.items()})
+    if uncounted:
+        yield (
+            f"no token reached {len(uncounted)} experts or tensors, whose columns weigh alike: "
+            f"{_listed(uncounted)}"
+        )
+    blank = _units(tensors, {name: known.blank for name, known in columns.items()})
+    if blank:
+        yield (
+            f"all sums of {len(blank)} experts or tensors are 0, "
+            f"which are encoded without it: {_listed(blank)}"
+        )
+    floored = {name: known.floored for name, known in columns.items() if known.floored}
+    if floored:
+        yield (
+            f"{sum(floored.values())} columns of {len(floored)} tensors have sums of 0 and weigh "
+            f"1/{1 / FLOOR:.0f} of the mean of the others: {_listed(list(floored))}"
+        )
+
+
+def _units(tensors: Tensors, rows: Mapping[str, Sequence[int]]) -> list[str]:
+    """Return the experts of these rows, each once, and the names of tensors that are no stacks."""
+    units = (
+        name if part.index is None else part.atom.name.rpartition(".")[0]
+        for name, chosen in rows.items()
+        for part in tensors[name]
+        if (part.index or 0) in chosen
+    )
+    return list(dict.fromkeys(units))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMED]) + (" ..." if len(names) > MAX_NAMED else "")
 
 
 def _unweighed(role: str) -> bool:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import struct
 from pathlib import Path
 
+import libgguf
 import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from gguf.quants import dequantize
 
+from formats.errors import FormatError
 from formats.gguf.file import GgufFile, Kv, build_header
 from formats.tensor import TensorInfo
+from quant.stored import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe
 from runtime.imatrix import collect
-from tests.checkpoints import dense
+from tests.checkpoints import dense, hub_config, make_weights, write_checkpoint
 
 NANO = Path(__file__).parents[3] / "data" / "nano-dense"
 
@@ -86,23 +92,148 @@ def test_an_imatrix_changes_blocks_and_the_file_says_so(file, tmp_path):
     assert not torch.equal(one.read(name), two.read(name))
 
 
-def test_an_imatrix_of_another_model_is_refused(tmp_path):
-    infos = [
-        TensorInfo("blk.0.ffn_up.weight.in_sum2", "F32", (1, 8)),
-        TensorInfo("blk.0.ffn_up.weight.counts", "F32", (1, 1)),
-    ]
+def copied(path, file, change):
+    """Write an imatrix again, its tensors changed."""
+    tensors = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    change(tensors)
+    return gguf_of(path, tensors)
+
+
+def gguf_of(path, tensors):
+    infos = [TensorInfo(name, "F32", value.shape) for name, value in tensors.items()]
     header, offsets = build_header([Kv("general.type", "string", "imatrix")], infos)
-    data = bytearray(header) + bytes(offsets[-1] + 32 - len(header))
-    (tmp_path / "other.gguf").write_bytes(data)
-    with pytest.raises(RecipeError, match="in_sum2 has shape"):
-        api.plan(NANO, recipe(tmp_path / "other.gguf"), out=tmp_path / "m.gguf")
+    data = bytearray(header)
+    for at, value in zip(offsets, tensors.values(), strict=True):
+        data += bytes(at - len(data)) + value.astype(np.float32).tobytes()
+    path.write_bytes(data + bytes(-len(data) % 32))
+    return path
+
+
+def made(out, imatrix):
+    done = api.convert(NANO, out, recipe(imatrix))
+    assert done.report.passed, done.report.failures
+    return done.plan.notes, {t.name: np.array(t.data) for t in GGUFReader(out).tensors}
+
+
+NAME = "blk.0.ffn_up.weight"
+
+
+def type_of(path):
+    return next(t.tensor_type for t in GGUFReader(path).tensors if t.name == NAME)
+
+
+def weights():
+    checkpoint = open_checkpoint(NANO)
+    return open_value(checkpoint, checkpoint.layout.atoms["layers.0.mlp.up_proj"]).all()
+
+
+def test_blocks_are_those_of_ggml_where_every_column_has_been_moved(file, tmp_path):
+    """libgguf encodes as llama-quantize does; sums are positive in all columns of this tensor."""
+    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    importance = stored[NAME + ".in_sum2"][0] / stored[NAME + ".counts"][0]
+    assert (importance > 0).all()
+    _, tensors = made(tmp_path / "m.gguf", file)
+    w, kind = weights().float().numpy(), type_of(tmp_path / "m.gguf")
+    theirs = libgguf.quantize_rows(w, kind, imatrix=importance)
+    assert np.array_equal(tensors[NAME], np.asarray(theirs).reshape(tensors[NAME].shape))
+
+
+def test_a_tensor_whose_sums_are_all_zero_is_encoded_as_without_and_named(file, tmp_path):
+    def erase(tensors):
+        tensors[NAME + ".in_sum2"][:] = 0
+
+    notes, tensors = made(tmp_path / "m.gguf", copied(tmp_path / "x.gguf", file, erase))
+    plain = build_recipe({"quantize": {"scheme": "q4_0"}, "export": {"format": "gguf"}})
+    api.convert(NANO, tmp_path / "plain.gguf", plain, options=api.RunOptions(verify=False))
+    expected = {t.name: np.array(t.data) for t in GGUFReader(tmp_path / "plain.gguf").tensors}
+    assert np.array_equal(tensors[NAME], expected[NAME])
+    said = "x.gguf: all sums of 1 experts or tensors are 0, which are encoded without it"
+    assert f"{said}: {NAME}" in notes
+
+
+def test_columns_whose_sums_are_zero_are_kept_and_counted(file, tmp_path):
+    def erase(tensors):
+        tensors[NAME + ".in_sum2"][:, 32:96] = 0
+
+    notes, tensors = made(tmp_path / "m.gguf", copied(tmp_path / "x.gguf", file, erase))
+    decoded = torch.from_numpy(dequantize(tensors[NAME], type_of(tmp_path / "m.gguf")))
+    w = weights().float()
+    error = (decoded - w)[:, 32:96].norm() / w[:, 32:96].norm()
+    assert error < 0.12
+    assert (
+        "x.gguf: 64 columns of 1 tensors have sums of 0 and weigh 1/128 of the mean of the others: "
+        + NAME
+    ) in notes
+
+
+def test_experts_that_no_token_reached_are_named(tmp_path):
+    config = hub_config(moe=True, linear_value_head_dim=64, vocab_size=2048)
+    source = write_checkpoint(tmp_path / "in", config, make_weights(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, source / name)
+    shapes = {"blk.0.ffn_up_exps.weight": 128, "blk.3.ffn_down_exps.weight": 128}
+    tensors = {}
+    for name, columns in shapes.items():
+        counts = np.array([[5.0], [0.0], [3.0], [1.0]])
+        tensors |= {name + ".in_sum2": counts * np.ones(columns), name + ".counts": counts}
+    tensors["blk.0.ffn_up_exps.weight.in_sum2"][3] = 0
+    path = gguf_of(tmp_path / "x.gguf", tensors)
+    notes = api.plan(source, recipe(path), out=tmp_path / "m.gguf").notes
+    assert (
+        "x.gguf: no token reached 2 experts or tensors, whose columns weigh alike: "
+        "layers.0.mlp.experts.1, layers.3.mlp.experts.1"
+    ) in notes
+    assert (
+        "x.gguf: all sums of 1 experts or tensors are 0, which are encoded without it: "
+        "layers.0.mlp.experts.3"
+    ) in notes
+
+
+def test_an_imatrix_of_the_older_form_gives_the_same_blocks(file, tmp_path):
+    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    names = [name.removesuffix(".in_sum2") for name in stored if name.endswith(".in_sum2")]
+    data = struct.pack("<i", len(names))
+    for name in names:
+        # 2^k calls, and sums that are means times the calls: to divide by them rounds nothing
+        values = (stored[name + ".in_sum2"] / stored[name + ".counts"]).astype(np.float32) * 4
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", 4, values.size)
+        data += values.tobytes()
+    path = tmp_path / "imatrix.dat"
+    path.write_bytes(data + struct.pack("<ii", 2, 8) + b"wiki.txt")
+    notes, tensors = made(tmp_path / "older.gguf", path)
+    _, expected = made(tmp_path / "newer.gguf", file)
+    assert all(np.array_equal(tensors[name], value) for name, value in expected.items())
+    assert not [note for note in notes if "lacks" in note]
+    kv = GgufFile(tmp_path / "older.gguf").kv
+    assert kv["quantize.imatrix.dataset"].value == "wiki.txt"
+    assert kv["quantize.imatrix.chunks_count"].value == 2
+    assert kv["quantize.imatrix.entries_count"].value == len(names)
+    assert api.verify(tmp_path / "older.gguf", NANO).passed
+
+
+OTHER = {
+    "another size": ("blk.0.ffn_up.weight", r"blk.0.ffn_up.weight: in_sum2 has shape \[1, 8\]"),
+    "other names": ("model.layers.0.mlp.up_proj", "it has entries for model.layers.0.mlp.up_proj"),
+}
+
+
+@pytest.mark.parametrize(("name", "says"), OTHER.values(), ids=list(OTHER))
+def test_an_imatrix_of_another_model_is_refused(tmp_path, name, says):
+    path = gguf_of(
+        tmp_path / "other.gguf",
+        {name + ".in_sum2": np.ones((1, 8)), name + ".counts": np.ones((1, 1))},
+    )
+    with pytest.raises(FormatError, match=f"quantize.imatrix: other.gguf: {says}") as refused:
+        api.plan(NANO, recipe(path), out=tmp_path / "m.gguf")
+    assert refused.value.exit_code == 3
+    assert "qwen35 imatrix SOURCE" in str(refused.value)
 
 
 def test_what_is_no_imatrix_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(FormatError, match=r"quantize.imatrix: missing.gguf: .* cannot be read"):
         api.plan(NANO, recipe(tmp_path / "missing.gguf"), out=tmp_path / "m.gguf")
     (tmp_path / "text.gguf").write_text("not a GGUF file, but long enough for a header")
-    with pytest.raises(RecipeError, match="imatrix"):
+    with pytest.raises(FormatError, match=r"text.gguf: .*is no imatrix"):
         api.plan(NANO, recipe(tmp_path / "text.gguf"), out=tmp_path / "m.gguf")
 
 
