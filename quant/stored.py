@@ -82,7 +82,7 @@ class Value:
         return scheme_of(self.atom)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows start to stop in the atom's dtype."""
+        """Return rows start to stop in the atom's dtype: what was quantised is rounded to it."""
         from formats.safetensors.file import torch_dtype
 
         exact = self.exact(start, stop)

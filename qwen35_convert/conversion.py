@@ -11,6 +11,7 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.options import RunOptions
+from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.recipe import Recipe
@@ -22,12 +23,13 @@ from qwen35_convert.write.receipt import Origin
 
 
 def plan_conversion(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
-    """Return what a recipe makes of a source at OUT; of the weights only norms are read.
+    """Return what a recipe makes of a source at OUT; of the weights norms and a few rows are read.
 
     FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
     """
     plan = expect(source, recipe, out)
     check_norms(source)
+    check_scales(source)
     return plan
 
 

@@ -24,6 +24,7 @@ from formats.family.config import Config
 from formats.family.names import PARTS
 from formats.family.roles import ROLES
 from formats.stored import by_cause, tell
+from quant.fp8.scales import CODE_TYPE
 from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
 from runtime.kernels.attention.frequencies import check_rope
@@ -286,8 +287,8 @@ def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
 
 
 def _scale_edge(value: Value) -> int | None:
-    """Return how many rows share a scale: 1, 128, or None if the weight is not FP8 or cut badly."""
-    if not isinstance(value.scheme, Fp8):
+    """Return how many rows share a scale: 1, 128, or None if it is not E4M3 or cut badly."""
+    if not isinstance(value.scheme, Fp8) or value.scheme.code_type != CODE_TYPE:
         return None
     scales = _scales(value)
     if scales.shape[1] == 1:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from formats.family.activation_scales import activation_notes, take_activation_scales
 from formats.family.config import ABSENT, Config
 from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
 from formats.family.lost_fields import LOST, lost_fields
@@ -87,11 +88,12 @@ class Atom:
 class Layout:
     """What a checkpoint is, and its atoms in the family's order.
 
-    spelling  gives the stored name of a tensor of the table, or what it would be
-    buffers   stored tensors that nobody reads: every engine computes them
-    copies    stored tensors that must be copies of others, which are read in their place
-    tied      it stores no head: the embedding serves as one, if anything does
-    headless  its class has none, and none is stored
+    spelling           gives the stored name of a tensor of the table, or what it would be
+    buffers            stored tensors that nobody reads: every engine computes them
+    copies             stored tensors that must be copies of others, which are read in their place
+    activation_scales  stored tensors that no weight depends on
+    tied               it stores no head: the embedding serves as one, if anything does
+    headless           its class has none, and none is stored
     """
 
     kind: str
@@ -105,6 +107,7 @@ class Layout:
     problems: list[Problem] = field(default_factory=list)
     buffers: tuple[str, ...] = ()
     copies: dict[str, str] = field(default_factory=dict)
+    activation_scales: tuple[str, ...] = ()
 
     def problems_without(self, parts: Iterable[str]) -> list[Problem]:
         """Return the problems that are left when these parts (vision, mtp) are left out."""
@@ -142,6 +145,7 @@ def recognise(
     names, collisions = dialect.rename(infos, config) if dialect else _hub_names(infos)
     held = {hub: infos[stored] for hub, stored in names.items()}
     twins = {} if dialect else _take_copies(held)
+    scales = () if dialect else take_activation_scales(held)
     weights = _weights(held, recognisers)
     leftovers = {} if dialect else _leftovers(held, weights)
     for hub in leftovers:
@@ -171,10 +175,12 @@ def recognise(
             *tie_notes,
             *notes_of(held, config, form, mlx=dialect.kind == MLX),
             *unused_notes([*buffers], twins),
+            *activation_notes(scales),
         ],
         problems=_parted([*problems, *tie_problems, *config.problems], names),
         buffers=tuple(buffers),
         copies=twins,
+        activation_scales=scales,
         headless=config.headless and not form.head,
     )
 

@@ -81,9 +81,7 @@ LEFTOVERS = {
     "nested_quant_map": "bitsandbytes", "SCB": "bitsandbytes",
     "weight_format": "bitsandbytes", "weight_packed": "compressed-tensors 4-bit",
     "weight_shape": "compressed-tensors 4-bit", "weight_zero_point": "compressed-tensors",
-    "weight_global_scale": "NVFP4", "k_scale": "KV-cache calibration",
-    "v_scale": "KV-cache calibration",
-    "weight_scale_2": "NVFP4", "input_global_scale": "NVFP4", "input_scale": "static FP8",
+    "weight_global_scale": "NVFP4", "weight_scale_2": "NVFP4", "input_global_scale": "NVFP4",
     "gate_up_proj_packed": "compressed-tensors 4-bit",
 }  # fmt: skip
 LEFTOVER_PARTS = {"quant_state": "bitsandbytes"}
@@ -98,7 +96,14 @@ ADAPTER_PARTS = frozenset(
 )
 FLAT = ("flat_param", "_flat_param")
 TASK_HEADS = ("score", "classifier", "v_head", "reward_head", "qa_outputs")
-KNOWN_METHODS = ("fp8", "compressed-tensors")
+FROM_ORIGINAL = "convert the unquantised checkpoint it was made from"
+# What `quant_method` may say, and which `quant_algo` beside it; None: the tensors say the rest.
+KNOWN_METHODS: dict[str, tuple[object, ...] | None] = {
+    "fp8": None,
+    "fbgemm_fp8": None,
+    "compressed-tensors": None,
+    "modelopt": (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION"),
+}
 
 
 def normalise(name: str) -> str:

@@ -215,10 +215,12 @@ def _refuse_method(raw: dict[str, Any]) -> None:
         if not isinstance(block, dict):
             raise FormatError("config.json: quantization_config is not an object")
         unnamed = "mlx" if "group_size" in block else "an unnamed method"
-        method = block.get("quant_method", unnamed)
-        if block and method not in KNOWN_METHODS:
+        method, algo = block.get("quant_method", unnamed), block.get("quant_algo")
+        algorithms = KNOWN_METHODS.get(str(method), ())
+        if block and algorithms is not None and algo not in algorithms:
+            by = f"{method} {algo}" if algo else method
             raise FormatError(
-                f"config.json: the checkpoint is quantised by {method}, "
+                f"config.json: the checkpoint is quantised by {by}, "
                 "expected BF16, F16, F32 or FP8 weights\n"
                 f"  fix   {FROM_ORIGINAL}"
             )

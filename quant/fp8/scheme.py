@@ -2,9 +2,11 @@
 
     fp8-block    one scale per 128x128 block, named x.weight_scale_inv in the official files
     fp8-channel  one scale per row, named x.weight_scale
-    fp8-tensor   one scale for all, read only; fp8-scalar is the same without an axis
+    fp8-tensor   one scale for all, read only
 
-On disk every scale multiplies the codes, whatever its name says.
+On disk every scale multiplies the codes, whatever its name says. Writers differ in its axes (one
+scale for all is [], [1] or [1, 1], one per row [N] or [N, 1], ModelOpt's blocks [R, 1, C, 1]), and
+codes may be E5M2: all of these are read, none is written.
 """
 
 from __future__ import annotations
@@ -17,6 +19,15 @@ from typing import TYPE_CHECKING, Any
 from formats.stored import Problem, StoredWeight
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
+from quant.fp8.scales import (
+    CODE_TYPE,
+    CODE_TYPES,
+    COMPRESSED,
+    OFFICIAL,
+    SCALE_TYPES,
+    explain,
+    suffix_of,
+)
 from quant.scheme import Choices, Cost, Part, Shape, Usual
 
 if TYPE_CHECKING:
@@ -27,11 +38,10 @@ if TYPE_CHECKING:
 
     from quant.measure import Error
 
+# Relative RMS error from which a weight in codes without bounds is taken for another one.
+SAME_WEIGHT = 0.5
 CODES, SCALE = "codes", "scale"
-CODE_TYPE = "F8_E4M3"
-SCALE_TYPES = ("BF16", "F16", "F32", "F8_E8M0")
 SCALE_DTYPES = {"pow2": "BF16", "float32": "F32", "bfloat16": "BF16"}
-OFFICIAL, COMPRESSED = "_scale_inv", "_scale"
 BLOCK = 128
 
 
@@ -44,7 +54,9 @@ class Fp8(Usual):
     scale         pow2, float32 or bfloat16: see `quant.fp8.reference`
     strategy      what compressed-tensors says of the scales, and of those of the inputs
     scale_suffix  what follows the weight's name
-    axes          of the scale, where there is one for all
+    spellings     how many axes its scale may have, the usual number first
+    axes          how many it has; None: the usual number
+    code_type     of the codes
     """
 
     name: str
@@ -57,7 +69,9 @@ class Fp8(Usual):
     row_multiple: int = 1
     scale: str = "pow2"
     scale_suffix: str = COMPRESSED
-    axes: int = 1
+    spellings: tuple[int, ...] = (2,)
+    axes: int | None = None
+    code_type: str = CODE_TYPE
 
     def __post_init__(self) -> None:
         if self.scale not in SCALE_DTYPES:
@@ -72,44 +86,43 @@ class Fp8(Usual):
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the codes and the scale."""
-        codes = TensorInfo(name, CODE_TYPE, tuple(shape))
+        codes = TensorInfo(name, self.code_type, tuple(shape))
         grid = TensorInfo(name + self.scale_suffix, SCALE_DTYPES[self.scale], self.grid(shape))
         return Part(CODES, codes), Part(SCALE, grid, self.block_rows, self.block_rows is not None)
 
     def grid(self, shape: Shape) -> Shape:
         """Return the shape of the scale of codes of this shape."""
+        axes = self.spellings[0] if self.axes is None else self.axes
         if self.block_rows is None:
-            return (1,) * self.axes
+            return (1,) * axes
         *experts, num_rows, num_cols = shape
-        columns = self.block_cols or num_cols
-        return (*experts, -(-num_rows // self.block_rows), -(-num_cols // columns))
+        rows = -(-num_rows // self.block_rows)
+        columns = -(-num_cols // (self.block_cols or num_cols))
+        grids = {1: (rows,), 2: (rows, columns), 4: (rows, 1, columns, 1)}
+        return (*experts, *grids[axes])
+
+    def spelt(self, shape: Shape) -> Iterator[Fp8]:
+        """Yield this form with its scale as each writer spells it, for codes of this shape."""
+        every = len(shape) == 2 or self.block_rows is None
+        for axes in self.spellings if every else self.spellings[:1]:
+            yield replace(self, axes=axes)
 
     def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
         """Yield the codes whose scale has the shape of this form."""
         for name, info in infos.items():
-            if info.dtype != CODE_TYPE or len(info.shape) < 2:
+            suffix = suffix_of(name, infos)
+            scale = infos.get(name + suffix) if suffix else None
+            if info.dtype not in CODE_TYPES or len(info.shape) < 2 or scale is None:
                 continue
-            suffix = _suffix_of(name, infos)
-            scale = infos.get(f"{name}{suffix}")
-            if scale and scale.dtype in SCALE_TYPES and scale.shape == self.grid(info.shape):
-                form = replace(self, scale_suffix=suffix)
+            spelt = {form.grid(info.shape): form for form in self.spelt(info.shape)}
+            form = spelt.get(scale.shape) if scale.dtype in SCALE_TYPES else None
+            if form is not None:
+                form = replace(form, scale_suffix=suffix, code_type=info.dtype)
                 yield StoredWeight(name, info.shape, "BF16", form, (info, scale))
 
     def explain(self, name: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Say why codes have no scale, or a scale no codes."""
-        suffix = next((s for s in (OFFICIAL, COMPRESSED) if name.endswith(s)), "")
-        weight = name.removesuffix(suffix)
-        if not suffix or (infos[name].dtype == CODE_TYPE and weight not in infos):
-            return _wrong_scale(name, infos) if infos[name].dtype == CODE_TYPE else None
-        if weight not in infos:
-            reason = "scales a weight that is not there"
-            remedy = "restore the weight, or convert the checkpoint that it was made from"
-            return Problem(infos[name].name, reason, remedy)
-        if infos[weight].dtype == CODE_TYPE:
-            chosen = name == weight + _suffix_of(weight, infos)
-            return _wrong_scale(weight, infos) if chosen else None
-        why = f"scales {infos[weight].name}, which is {infos[weight].dtype}, not FP8"
-        return Problem(infos[name].name, why, "remove the scale, or restore the FP8 weight")
+        return explain(name, infos, FORMS)
 
     def refuses(self, shape: Shape) -> str | None:
         """Return why engines cannot take this shape, or None."""
@@ -135,6 +148,7 @@ class Fp8(Usual):
         """Return the codes, in `out` if given, and the scale."""
         assert importance is None, "FP8 rounds to the nearest code, whatever the column"
         assert self.block_rows is not None, "one scale for a tensor is read, not written"
+        assert self.code_type == CODE_TYPE, "E5M2 is read, not written"
         block = self.block_rows, self.block_cols or w_NK.shape[1]
         codes, scale = _arithmetic(w_NK).quantize(w_NK, block, self.scale, out)
         return {CODES: codes, SCALE: scale}
@@ -156,7 +170,9 @@ class Fp8(Usual):
     ) -> Error:
         """Return how far codes * scale are from the weight, and which blocks are wrong."""
         codes, error = rows[CODES], self.measure(w_NK, rows)
-        if error.count and isfinite(error.sum_sq_error):
+        if not self.bounded:
+            error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
+        elif error.count and isfinite(error.sum_sq_error):
             self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
         return error
 
@@ -164,8 +180,17 @@ class Fp8(Usual):
         """Return how far codes * scale are from the weight."""
         codes = rows[CODES]
         scale = self.scale_of_rows(rows[SCALE], len(codes))
+        if not self.bounded:
+            from quant.measure import measure
+
+            return measure(w_NK, self.decode(rows))
         error: Error = _arithmetic(w_NK).compare(w_NK, codes, scale, self._row_block(codes))
         return error
+
+    @property
+    def bounded(self) -> bool:
+        """Whether we have an encoder of these codes."""
+        return self.code_type == CODE_TYPE
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its blocks; one scale for all may have been fitted to all."""
@@ -203,13 +228,14 @@ class Fp8(Usual):
 
         scale = rows[SCALE].float()
         bad = int((~(scale.isfinite() & (scale > 0))).sum())
+        if self.code_type != CODE_TYPE:
+            odd = int((~rows[CODES].float().isfinite()).sum())
+            return _counted({SCALE: bad, CODES: odd})
         codes = rows[CODES].view(torch.int8)
         # the largest code of each sign: two maxima cost a tenth of a comparison with a sum
         there = codes.max() == 0x7F or codes.view(torch.uint8).max() == 0xFF
         nan = int((codes & 0x7F == 0x7F).sum()) if there else 0
-        counts = {SCALE: ("scales that are not finite and positive", bad)}
-        counts[CODES] = ("codes that are NaN", nan)
-        return {key: defect for key, defect in counts.items() if defect[1]}
+        return _counted({SCALE: bad, CODES: nan})
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what is held: codes, also widened; their scales; the product; BF16."""
@@ -249,42 +275,29 @@ class Fp8(Usual):
     def scale_of_rows(self, scale: Tensor, count: int) -> Tensor:
         """Return the scales of `count` rows, float32 [n, G], also where all share one."""
         scale = scale.float()
-        return scale.reshape(1, 1).expand(count, 1) if self.block_rows is None else scale
+        if self.block_rows is None:
+            return scale.reshape(1, 1).expand(count, 1)
+        return scale.reshape(count, -1)
 
     def _row_block(self, codes: Tensor) -> tuple[int, int]:
         """Return the block of scales that are given for every row."""
         return 1, self.block_cols or codes.shape[-1]
 
 
-def _suffix_of(weight: str, infos: Mapping[str, TensorInfo]) -> str:
-    """Return the ending under which a weight's scale is stored, empty if it has none."""
-    return next((s for s in (OFFICIAL, COMPRESSED) if weight + s in infos), "")
+DEFECTS = {SCALE: "scales that are not finite and positive", CODES: "codes that are NaN"}
 
 
-def _wrong_scale(weight: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
-    """Say what is wrong with the scale of codes that no form has recognised."""
-    info, suffix = infos[weight], _suffix_of(weight, infos)
-    if len(info.shape) < 2:
-        problem = f"is FP8 with shape {list(info.shape)}, expected a matrix"
-        return Problem(info.name, problem, "convert a BF16 checkpoint")
-    if not suffix:
-        problem = "is FP8 without a scale: its values are unknown"
-        return Problem(info.name, problem, "restore the scale, or convert the BF16 checkpoint")
-    scale, grids = infos[weight + suffix], {form.name: form.grid(info.shape) for form in FORMS}
-    restore = "restore the scale that belongs to this weight"
-    if scale.shape not in grids.values():
-        known = " or ".join(f"{list(grid)} ({name})" for name, grid in grids.items())
-        problem = f"has shape {list(scale.shape)}, expected {known}"
-        return Problem(scale.name, problem, restore)
-    problem = f"has dtype {scale.dtype}, expected one of {', '.join(SCALE_TYPES)}"
-    return None if scale.dtype in SCALE_TYPES else Problem(scale.name, problem, restore)
+def _counted(counts: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    return {key: (DEFECTS[key], count) for key, count in counts.items() if count}
 
 
 def _arithmetic(w: Tensor) -> ModuleType:
-    """Return the compiled loops for a CPU's tensor, the definition in torch for a GPU's."""
+    """Return the compiled loops for a CPU's tensor, the definition in torch for all else."""
+    import torch
+
     from quant.fp8 import cpu, reference
 
-    return cpu if w.device.type == "cpu" else reference
+    return cpu if w.device.type == "cpu" and w.dtype != torch.float8_e5m2 else reference
 
 
 BLOCKS = Fp8(
@@ -297,6 +310,7 @@ BLOCKS = Fp8(
     strategy={"strategy": "block", "block_structure": [BLOCK, BLOCK]},
     inputs={"strategy": "group", "group_size": BLOCK},
     scale_suffix=OFFICIAL,
+    spellings=(2, 4),
 )
 # vLLM's CUTLASS kernels read rows and columns in sixteens.
 CHANNELS = Fp8(
@@ -307,9 +321,14 @@ CHANNELS = Fp8(
     needs="FP8 kernels",
     strategy={"strategy": "channel"},
     inputs={"strategy": "token"},
+    spellings=(2, 1),
 )
 TENSOR = replace(
-    CHANNELS, name="fp8-tensor", block_rows=None, strategy={"strategy": "tensor"}, inputs={}
+    CHANNELS,
+    name="fp8-tensor",
+    block_rows=None,
+    strategy={"strategy": "tensor"},
+    inputs={},
+    spellings=(1, 0, 2),
 )
-SCALAR = replace(TENSOR, name="fp8-scalar", axes=0)
-FORMS = (BLOCKS, CHANNELS, TENSOR, SCALAR)
+FORMS = (BLOCKS, CHANNELS, TENSOR)

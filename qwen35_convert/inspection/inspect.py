@@ -42,6 +42,7 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
     """Inspect an opened checkpoint; `name` is for the serving commands. Only headers are read."""
     layout, infos = source.layout, source.infos()
     scales = {part for atom in layout.atoms.values() for part in atom.parts[1:]}
+    scales.update(layout.activation_scales)
     weights = [info for name, info in infos.items() if name not in scales]
     return Inspection(
         layout=layout.kind,

@@ -127,7 +127,7 @@ class Preparation:
         for atom in self._matrices[item.atom.matrix]:
             value = open_value(self._source, atom, item.ops)
             for start, stop in value.chunks(1):
-                yield value.rows(start, stop)
+                yield value.exact(start, stop)
                 value.release(start, stop)
 
     @cached_property
@@ -324,7 +324,7 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
     whole = {part.key for part in stored if part.rows is None}
     constant = _constants(stored)
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
-        w = value.rows(start, stop).to(worker.device)
+        w = value.exact(start, stop).to(worker.device)
         parts = worker.encode(item, w, prepared) | constant
         encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
         yield Encoded(w, parts, encoded)

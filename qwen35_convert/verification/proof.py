@@ -10,6 +10,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import Qwen35Error
 from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
+from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.verification.compare import Compared
@@ -92,6 +93,7 @@ class Proof:
             plan = expect(named, receipt.recipe, whole)
             if self.checks.effective.name != STRUCTURE:  # which reads headers and side files alone
                 check_norms(source)
+                check_scales(source)
         except Qwen35Error as error:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
         else:

@@ -23,6 +23,7 @@ from formats.gguf.rope import rope_notes
 from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
+from quant.ggml.codec import CASTS
 from quant.ggml.scheme import BLOCKS, Ggml
 from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.tensors import Facts, MixTensor
@@ -59,7 +60,11 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     pairs += importance.pairs
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
-    notes = (*faults_dropped(source, gone), *_notes(source, infos, chosen), *side_notes(source))
+    notes = (
+        *faults_dropped(source, gone),
+        *_notes(source, tensors, chosen),
+        *side_notes(source),
+    )
     return Plan(
         container=CONTAINER,
         recipe=recipe,
@@ -156,15 +161,19 @@ def _metadata(
 
 
 def _notes(
-    source: Checkpoint, infos: Sequence[TensorInfo], chosen: Mapping[str, Choice]
+    source: Checkpoint, tensors: Mapping[str, Sequence[Entry]], chosen: Mapping[str, Choice]
 ) -> Iterator[str]:
-    if source.layout.quantized:
+    again = {chosen[name].type for name, parts in tensors.items() if parts[0].atom.quantized}
+    if again - CASTS.keys():
         yield (
             f"the source is {source.layout.quantized}; its weights are dequantised and "
             "quantised again: two roundings"
         )
+    elif again:
+        types = " and ".join(sorted(again))
+        yield f"the source is {source.layout.quantized}; its weights are dequantised to {types}"
     yield from rope_notes(source.config)
     yield from pooling_notes(source.sides)
-    for info in infos:
-        if chosen[info.name].fallback:
-            yield f"{info.name}: {chosen[info.name].reason}"
+    for name in tensors:
+        if chosen[name].fallback:
+            yield f"{name}: {chosen[name].reason}"

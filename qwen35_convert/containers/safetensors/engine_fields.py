@@ -16,9 +16,15 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Unstack
 from quant.stored import scheme_of
-from qwen35_convert.containers.safetensors.group_fields import group_problems
+from qwen35_convert.containers.safetensors.activation_scales import (
+    has_cache_scales,
+    input_scales,
+    stray_scales,
+)
+from qwen35_convert.containers.safetensors.group_fields import group_problems, static_modules
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import (
+    ACTIVATIONS,
     FIELDS,
     JUDGED,
     LISTS,
@@ -30,12 +36,13 @@ from qwen35_convert.difference import differences, first
 from qwen35_convert.failure import Failure
 
 CONFIG, BLOCK = "config.json", "quantization_config"
-PER_TENSOR = ("fp8-tensor", "fp8-scalar")
+PER_TENSOR = ("fp8-tensor",)
 
 
 def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the fields that an engine would take for something else than what is stored."""
     yield from _stacked_experts(artifact)
+    yield from _wide_codes(artifact)
     for sentence in _two_blocks(artifact):
         yield Failure(CONFIG, sentence)
     block = artifact.config.quantization or {}
@@ -45,7 +52,23 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     if method == "fp8":
         yield from _scale_format(artifact, block.get("scale_fmt", "float"))
     elif method == "compressed-tensors":
-        yield from group_problems(block, _quantized(artifact))
+        yield from group_problems(block, _quantized(artifact), input_scales(artifact))
+    yield from stray_scales(artifact, _static(artifact, block))
+
+
+def _static(artifact: Checkpoint, block: Mapping[str, Any]) -> Collection[str]:
+    """Return the quantised modules whose inputs have static scales by the config."""
+    modules = _quantized(artifact)
+    if block.get("quant_method") == "compressed-tensors":
+        return static_modules(block, modules)
+    static = block.get("quant_method") == "modelopt" or block.get("activation_scheme") == "static"
+    return modules if static else ()
+
+
+def _wide_codes(artifact: Checkpoint) -> Iterator[Failure]:
+    for atom in _quantized(artifact).values():
+        if artifact.infos()[atom.stored].dtype == "F8_E5M2":
+            yield Failure(atom.stored, "has E5M2 codes, which no engine loads, expected E4M3")
 
 
 def _stacked_experts(artifact: Checkpoint) -> Iterator[Failure]:
@@ -76,9 +99,20 @@ def _problems(artifact: Checkpoint, block: Mapping[str, Any], method: str | None
     for field in NEEDED.get(method, ()):
         if block.get(field) is None:
             yield f"{field} is absent, {FIELDS[method][field][1]}"
+    if method in ACTIVATIONS:
+        yield from _activations(artifact, block, method)
     if method == "fp8":
         forms = {atom.scheme: atom for atom in _quantized(artifact).values()}
         yield from _block_size(block.get("weight_block_size"), forms.values())
+
+
+def _activations(artifact: Checkpoint, block: Mapping[str, Any], method: str) -> Iterator[str]:
+    """Yield a promise of static scales, of inputs or of the cache, that are not stored."""
+    field, right, why = ACTIVATIONS[method]
+    got, quantized = block.get(field, right), _quantized(artifact).keys()
+    there = quantized <= input_scales(artifact) if method == "fp8" else has_cache_scales(artifact)
+    if got != right and not (there and (got == "static" or method != "fp8")):
+        yield f"{field} is {got!r:.120}, {why}"
 
 
 def _block_size(size: object, forms: Collection[Atom]) -> Iterator[str]:

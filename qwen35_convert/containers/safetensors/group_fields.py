@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from formats.family.layout import Atom
@@ -27,8 +27,13 @@ CONFIG = "config.json"
 Groups = Mapping[str, Mapping[str, Any]]
 
 
-def group_problems(block: Mapping[str, Any], quantized: Mapping[str, Atom]) -> Iterator[Failure]:
-    """Yield what is wrong with the block for these modules."""
+def group_problems(
+    block: Mapping[str, Any], quantized: Mapping[str, Atom], scaled: Collection[str]
+) -> Iterator[Failure]:
+    """Yield what is wrong with the block for these modules.
+
+    scaled  the modules whose inputs have a stored scale
+    """
     groups = block.get("config_groups")
     if not isinstance(groups, dict):
         yield Failure(CONFIG, "quantization_config: config_groups is missing")
@@ -37,7 +42,21 @@ def group_problems(block: Mapping[str, Any], quantized: Mapping[str, Atom]) -> I
     for problem in misshapen or _of_the_whole(block, groups, quantized):
         yield Failure(CONFIG, f"quantization_config: {problem}")
     if not misshapen:
-        yield from _of_modules(groups, quantized)
+        yield from _of_modules(groups, quantized, scaled)
+
+
+def static_modules(block: Mapping[str, Any], quantized: Iterable[str]) -> set[str]:
+    """Return the modules whose group promises static scales of inputs."""
+    groups = block.get("config_groups")
+    if not isinstance(groups, dict) or any(True for _ in _misshapen(groups)):
+        return set()
+    named = ((module, _group_of(module, groups)) for module in quantized)
+    return {module for module, name in named if name and _static(groups[name])}
+
+
+def _static(group: Mapping[str, Any]) -> bool:
+    inputs = group.get("input_activations") or {}
+    return bool(inputs) and inputs.get("dynamic", False) is False
 
 
 def _misshapen(groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -54,16 +73,18 @@ def _misshapen(groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, f": {part} is {group[part]!r:.120}, expected an object"
 
 
-def _of_modules(groups: Groups, quantized: Mapping[str, Atom]) -> Iterator[Failure]:
+def _of_modules(
+    groups: Groups, quantized: Mapping[str, Atom], scaled: Collection[str]
+) -> Iterator[Failure]:
     """Yield modules that no group targets, and what a group says of those that it does."""
     seen = set()
     for module, atom in quantized.items():
         name = _group_of(module, groups)
         if name is None:
             yield Failure(module, f"is {atom.scheme}, but no group of config_groups targets it")
-        elif (name, atom.scheme) not in seen:
-            seen.add((name, atom.scheme))
-            for problem in _odd_fields(groups[name], atom):
+        elif (key := (name, atom.scheme, module in scaled)) not in seen:
+            seen.add(key)
+            for problem in _odd_fields(groups[name], atom, static=module in scaled):
                 yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
 
 
@@ -102,8 +123,11 @@ def _group_of(module: str, groups: Groups) -> str | None:
     return next((name for way in (exact, patterns, classes) for name in way), None)
 
 
-def _odd_fields(group: Mapping[str, Any], atom: Atom) -> Iterator[str]:
-    """Yield what a group says of weights or inputs that is not so."""
+def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterator[str]:
+    """Yield what a group says of weights or inputs that is not so.
+
+    static  the scale of the inputs is stored
+    """
     entry = scheme_of(atom).config_entry([])
     if entry is None:
         yield f"compressed-tensors has no {atom.scheme}, but it is stored"
@@ -118,12 +142,17 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom) -> Iterator[str]:
     if inputs and not expected:
         yield f"input_activations is {inputs!r:.120}, expected null"
     elif inputs:
-        for field, said, right in _odd_args(inputs, _of_inputs(inputs, expected)):
+        wanted = _of_inputs(inputs, expected, static=static)
+        for field, said, right in _odd_args(inputs, wanted):
             yield f"{field} of input_activations is {said!r}, expected {right!r}"
 
 
-def _of_inputs(said: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+def _of_inputs(
+    said: Mapping[str, Any], expected: Mapping[str, Any], *, static: bool
+) -> dict[str, Any]:
     """Return what is expected of inputs, whose strategy may be left to the engine."""
+    if static:
+        return dict(expected) | {"dynamic": False, "strategy": "tensor"}
     strategy, wanted = said.get("strategy"), expected.get("strategy")
     if strategy is None or wanted is None or strategy in INPUT_STRATEGIES.get(wanted, ()):
         open_fields = {"strategy": strategy, "group_size": said.get("group_size")}

@@ -28,17 +28,28 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 # What is held against the stored tensors by more than one field.
 JUDGED: dict[str, frozenset[str]] = {
-    "fp8": frozenset({"quant_method", "weight_block_size", "scale_fmt"}),
-    "compressed-tensors": frozenset({"quant_method", "config_groups", "format", "sparsity_config"}),
+    "fp8": frozenset({"quant_method", "weight_block_size", "scale_fmt", "activation_scheme"}),
+    "compressed-tensors": frozenset(
+        {"quant_method", "config_groups", "format", "sparsity_config", "kv_cache_scheme"}
+    ),
+}
+# By method: the field that promises scales of activations, what it is without any, what is said.
+ACTIVATIONS: dict[str, tuple[str, str | None, str]] = {
+    "fp8": (
+        "activation_scheme",
+        "dynamic",
+        "but no scales of inputs are stored, expected 'dynamic'",
+    ),
+    "compressed-tensors": (
+        "kv_cache_scheme",
+        None,
+        "but no scales of keys and values are stored, expected null",
+    ),
 }
 USED = "but the codes that are stored are to be used, expected false"
 FIELDS: dict[str, dict[str, Row]] = {
     "fp8": {
         "fmt": ((None, "e4m3"), "but E4M3 codes are stored"),
-        "activation_scheme": (
-            ("dynamic",),
-            "but no scales of inputs are stored, expected 'dynamic'",
-        ),
         "expert_dtype": (("fp8",), "but FP8 experts are stored"),
         "dequantize": ((None, False), USED),
     },
@@ -49,7 +60,6 @@ FIELDS: dict[str, dict[str, Row]] = {
             "but the codes that are stored are to be used, expected true",
         ),
         "dequantize": ((None, False), USED),
-        "kv_cache_scheme": ((None,), "but no scales of keys and values are stored, expected null"),
     },
 }
 # What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).

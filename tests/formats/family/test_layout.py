@@ -275,14 +275,23 @@ def test_fp8_blocks_find_their_scales(layout, moe):
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [((4, 1), "fp8-block"), ((512, 1), "fp8-channel"), ((1,), "fp8-tensor"), ((), "fp8-scalar")],
+    [
+        ((4, 1), "fp8-block"),
+        ((4, 1, 1, 1), "fp8-block"),
+        ((512, 1), "fp8-channel"),
+        ((512,), "fp8-channel"),
+        ((1,), "fp8-tensor"),
+        ((), "fp8-tensor"),
+        ((1, 1), "fp8-tensor"),
+    ],
 )
 @pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
 @pytest.mark.parametrize("dtype", ["BF16", "F32", "F16", "F8_E8M0"])
-def test_a_scale_is_recognised_by_its_shape(shape, kind, suffix, dtype):
+@pytest.mark.parametrize("codes", ["F8_E4M3", "F8_E5M2"])
+def test_a_scale_is_recognised_by_its_shape(shape, kind, suffix, dtype, codes):
     config = hub_config()
     infos = infos_of(make_weights(config))
-    infos[Q] = replace(infos[Q], dtype="F8_E4M3")
+    infos[Q] = replace(infos[Q], dtype=codes)
     infos[Q + suffix] = TensorInfo(Q + suffix, dtype, shape)
     found = recognise(infos, read_config(config), RECOGNISERS)
     assert found.problems == []
@@ -295,7 +304,6 @@ def test_stacked_weights_have_stacked_scales():
         "fp8-block": (4, 3, 2),
         "fp8-channel": (4, 300, 1),
         "fp8-tensor": (1,),
-        "fp8-scalar": (),
     }
 
 

@@ -152,8 +152,6 @@ def test_head_mtp_and_vision_stand_where_the_hub_has_them(namespace):
         ("model.layers.3.mlp.experts.gate_up_proj_packed", "compressed-tensors 4-bit"),
         ("model.layers.3.self_attn.q_proj.weight_zero_point", "compressed-tensors"),
         ("model.layers.3.self_attn.q_proj.weight_scale_2", "NVFP4"),
-        ("model.layers.3.self_attn.q_proj.input_scale", "static FP8"),
-        ("model.layers.3.self_attn.k_scale", "KV-cache calibration"),
     ],
 )
 def test_what_another_tool_left_is_refused_with_its_writer(name, writer):
