@@ -27,6 +27,7 @@ from quant.scheme import Part, Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
+from qwen35_convert.run.scales import check_positive
 from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
@@ -286,6 +287,7 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
     value = open_value(source, item.atom, item.ops)
     try:
         check_logarithms(source, item)
+        check_positive(source, value)
         _encode(value, item, sink, worker)
     except QuantError as failure:
         file = source.position(item.atom.stored)[0]

@@ -18,6 +18,7 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
+from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.planning.lost_scales import check_scales
@@ -304,3 +305,26 @@ def test_zeros_and_small_numbers_of_few_bits_are_weights(tmp_path):
         del weights[f"{name}_scale"]
     save(source, weights)
     check_scales(open_checkpoint(source))
+
+
+@pytest.mark.parametrize("how", ["tensor", "channel", "block"])
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_a_scale_that_is_not_above_zero_is_refused_by_name(tmp_path, how, scale):
+    source, _ = source_of(tmp_path / "in", how)
+    weights = load_file(source / "model.safetensors")
+    weights[f"{HUB}{UP}_scale"].view(-1)[-1] = scale
+    save(source, weights)
+    with pytest.raises(QuantError, match=rf"{HUB}{UP} .*the scale of row .* is -?[01], expected"):
+        api.convert(source, tmp_path / "out", KEEP)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_block_of_zeros_may_have_a_scale_of_zero(tmp_path):
+    """ModelOpt's quotient of its largest weight and 448."""
+    source, _ = source_of(tmp_path / "in", "channel")
+    weights = load_file(source / "model.safetensors")
+    weights[HUB + UP].view(torch.uint8)[3] = 0
+    weights[f"{HUB}{UP}_scale"][3] = 0
+    save(source, weights)
+    done = api.convert(source, tmp_path / "out", KEEP)
+    assert done.report.passed, done.report.failures

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from formats.gguf.file import GgufFile
 from quant.errors import QuantError
 from qwen35_convert import api
+from qwen35_convert.recipe import build_recipe
 from tests.checkpoints import Weights, hub_config, make_weights, moe, write_checkpoint
 
 PREFIX = "model.language_model.layers."
@@ -119,3 +121,47 @@ def test_verify_without_a_source_judges_kept_tensors_too(tmp_path, write, recipe
     (failure,) = api.verify(out).failures
     assert failure.tensor == name
     assert "has 2 values that are" in failure.problem
+
+
+NAN = {"F32": b"\0\0\xc0\x7f", "F16": b"\0\x7e", "BF16": b"\xc0\x7f", "Q8_0": b"\0\x7e"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("f32", "blk.0.attn_norm.weight"),
+        ("f32", "blk.0.ssm_a"),
+        ("f16", "blk.3.attn_q.weight"),
+        ("bf16", "token_embd.weight"),
+        ("q8_0", "blk.1.ffn_up.weight"),
+        ("q8_0", "blk.4.nextn.eh_proj.weight"),
+    ],
+)
+@pytest.mark.parametrize("out", ["bf16-split", "gguf-q8_0"])
+def test_a_gguf_source_is_refused_by_the_name_in_its_file(tmp_path, write, scheme, name, out):
+    write(make_weights(CONFIG))
+    file, target = tmp_path / "in.gguf", tmp_path / ("m.gguf" if out.startswith("gguf") else "out")
+    recipe = build_recipe({"quantize": {"scheme": scheme}, "export": {"format": "gguf"}})
+    api.convert(tmp_path / "in", file, recipe, options=api.RunOptions(verify=False))
+    opened = GgufFile(file)
+    start, bad = opened.ranges[name][0], NAN[opened.infos[name].dtype]
+    data = bytearray(file.read_bytes())
+    data[start : start + len(bad)] = bad
+    file.write_bytes(data)
+    with pytest.raises(
+        QuantError, match=rf"{name} .*weights are NaN or infinite, the first at row"
+    ):
+        api.convert(file, target, out)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("out", ["bf16-split", "gguf-bf16"])
+def test_what_is_kept_is_judged_in_every_type(tmp_path, write, dtype, out):
+    weights = make_weights(CONFIG)
+    name = PREFIX + "0.linear_attn.norm.weight"
+    weights[name] = weights[name].to(dtype)
+    weights[name][3] = math.inf
+    target = tmp_path / ("m.gguf" if out.startswith("gguf") else "out")
+    with pytest.raises(QuantError, match=rf"{name} .*1 of 64 weights are NaN or infinite.*row 3"):
+        api.convert(write(weights), target, out)

@@ -1,0 +1,36 @@
+"""FP8 scales of a source that cannot be right: 0 erases its codes, one below 0 turns them around.
+
+A block of zeros may have any scale: some quantisers divide its largest weight, 0, by 448.
+"""
+
+from __future__ import annotations
+
+from formats.checkpoint import Checkpoint
+from quant.errors import QuantError
+from quant.fp8.scheme import CODES, SCALE, Fp8
+from quant.stored import Value, open_value
+
+
+def check_positive(source: Checkpoint, value: Value) -> None:
+    """Raise QuantError for an FP8 weight whose codes have a scale that is not above 0.
+
+    The place is that in the source, whatever order the rows of `value` are in.
+    """
+    form = value.scheme
+    if not isinstance(form, Fp8) or not bool((value.shared[SCALE].data.float() <= 0).any()):
+        return
+    value = open_value(source, value.atom)
+    for start, stop in value.chunks(1):
+        rows = value.stored(start, stop)
+        scale = form.scale_of_rows(rows[SCALE], stop - start)
+        width = form.block_cols or rows[CODES].shape[-1]
+        spread = scale.repeat_interleave(width, 1)[:, : rows[CODES].shape[-1]]
+        bad = ((spread <= 0) & (rows[CODES].float() != 0)).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            raise QuantError(
+                f"the scale of row {start + row}, column {column}",
+                f"is {float(spread[row, column]):g}",
+                "a number above 0",
+                "restore the scale, or convert the BF16 checkpoint",
+            )
