@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
 
 def _experts_of(module: str) -> str | None:
@@ -45,8 +46,16 @@ def sglang_leaves(module: str, entries: Sequence[str]) -> bool:
     )
 
 
-ENGINES: dict[str, Callable[[str, Sequence[str]], bool]] = {
+def modelopt_leaves(module: str, entries: Sequence[str]) -> bool:
+    """Match a part of the name, or a glob: vLLM's way with ModelOpt's lists."""
+    return any(entry in module or fnmatchcase(module, entry) for entry in entries)
+
+
+Engines = dict[str, Callable[[str, Sequence[str]], bool]]
+ENGINES: Engines = {
     "vLLM": vllm_leaves,
     "transformers": transformers_leaves,
     "SGLang": sglang_leaves,
 }
+# Engines of methods whose lists only some read.
+ENGINES_OF: dict[str, Engines] = {"modelopt": {"vLLM": modelopt_leaves}}

@@ -14,7 +14,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.names import normalise
 from formats.family.roles import ROLES
-from qwen35_convert.containers.safetensors.ignore_rules import ENGINES
+from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, Engines
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import LISTS
 from qwen35_convert.failure import Failure
@@ -31,12 +31,18 @@ def list_failures(artifact: Checkpoint) -> Iterator[Failure]:
     if block is None:
         return
     lists = _lists(block)
+    other = ENGINES_OF.get(str(block.get("quant_method")))
+    if other is not None:
+        # its globs are no regular expressions, and come from a template for all models
+        for listed in lists.values() or [[]]:
+            yield from _by_engine(artifact, [e for e in listed if isinstance(e, str)], other)
+        return
     for name, listed in lists.items():
         for i, problem in _unreadable(listed):
             yield Failure(CONFIG, f"quantization_config: {name}[{i}] is {problem}")
     for listed in lists.values() or [[]]:
         entries = [entry for entry in listed if _readable(entry)]
-        yield from _by_engine(artifact, entries)
+        yield from _by_engine(artifact, entries, ENGINES)
         yield from _of_nothing(artifact, entries)
 
 
@@ -65,9 +71,9 @@ def _readable(entry: object) -> bool:
     return True
 
 
-def _by_engine(artifact: Checkpoint, entries: Sequence[str]) -> Iterator[Failure]:
+def _by_engine(artifact: Checkpoint, entries: Sequence[str], engines: Engines) -> Iterator[Failure]:
     for module, quantized in _modules(artifact).items():
-        for engine, leaves in ENGINES.items():
+        for engine, leaves in engines.items():
             if leaves(module, entries) == quantized:
                 state = (
                     "is FP8, but is listed" if quantized else "is not quantised, and is not listed"

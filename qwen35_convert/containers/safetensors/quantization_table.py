@@ -25,6 +25,7 @@ RECORDS = frozenset(
 LISTS: dict[str, tuple[str, ...]] = {
     "fp8": ("modules_to_not_convert", "ignored_layers"),
     "compressed-tensors": ("ignore",),
+    "modelopt": ("ignore", "exclude_modules"),
 }
 # What is held against the stored tensors by more than one field.
 JUDGED: dict[str, frozenset[str]] = {

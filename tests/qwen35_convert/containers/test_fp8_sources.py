@@ -171,6 +171,7 @@ STATIC = {
     "compressed-tensors": {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
+        "quantization_status": "compressed",
         "config_groups": {
             "group_0": {"targets": ["Linear"], "weights": GROUP, "input_activations": GROUP}
         },
@@ -220,11 +221,20 @@ def test_as_an_artifact_a_static_one_is_right_with_all_its_scales(tmp_path, writ
     assert report.passed, report.failures
 
 
+def test_modelopts_list_may_be_globs(tmp_path):
+    source, _ = static(tmp_path / "fp8", "modelopt")
+    globs = ["*linear_attn.conv1d*", "*in_proj_a", "*in_proj_b", "lm_head", "*router*", "*visual*"]
+    edit_config(source, lambda c: c["quantization_config"].update(ignore=[*globs, "mtp.fc"]))
+    assert api.verify(source).passed
+    edit_config(source, lambda c: c["quantization_config"].update(ignore=globs[1:]))
+    assert [failure.tensor for failure in api.verify(source).failures] == ["mtp.fc"]
+
+
 @pytest.mark.parametrize(
     ("writer", "lost", "says"),
     [
         ("autofp8", "input_scale", "activation_scheme is 'static', but no scales of inputs"),
-        ("compressed-tensors", "input_scale", "input_activations are static, but no scales"),
+        ("compressed-tensors", "input_scale", "dynamic of input_activations is False, expected"),
         ("modelopt", "v_scale", "scales the attention cache, without the other one"),
     ],
 )
