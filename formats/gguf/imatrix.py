@@ -81,7 +81,8 @@ def _read_older(path: Path) -> ImatrixFile:
             raise FormatError(path.name, f"has {size} bytes", FORMS)
         data = path.read_bytes()
     except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror}") from None
+        fix = "name a file that is there, or leave it out"
+        raise FormatError(f"{path} cannot be read: {error.strerror}", fix=fix) from None
     reader = _Older(path.name, data)
     count = reader.integer("the number of entries", 1, MAX_ENTRIES)
     entries = dict(reader.entry(i) for i in range(1, count + 1))

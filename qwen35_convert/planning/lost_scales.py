@@ -1,11 +1,11 @@
 """Linears that hold FP8 codes for values, because their scale was lost: refused by name.
 
-Beside FP8 siblings a linear in BF16 is one that was never quantised, or one whose codes were cast
+A linear in BF16 beside FP8 siblings is one that was never quantised, or one whose codes were cast
 and whose scale is gone; its values are then some 200 times too large, and no engine notices. The
-values tell: codes are E4M3 numbers, of which there are 253, and reach up to 448. Of a thousand
+values tell: codes are FP8 numbers, of which there are 253, and reach up to 448. Of a thousand
 trained weights none but a handful are such numbers, and none is as large as LARGE.
 
-Only rows from all over the weight are read, SAMPLE_ROWS of each, and only in FP8 checkpoints.
+Only SAMPLE_ROWS of a weight are read, from all over it, and only where config or tensors are FP8.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ LARGE = 8.0
 def check_scales(source: Checkpoint) -> None:
     """Raise FormatError for linears of an FP8 checkpoint that hold codes without a scale."""
     atoms = source.layout.atoms.values()
-    if not any(isinstance(atom.form, Fp8) for atom in atoms):
+    said = source.config.quantization is not None
+    if not said and not any(isinstance(atom.form, Fp8) for atom in atoms):
         return
     plain = (atom for atom in atoms if ROLES[atom.role].linear and not atom.quantized)
     lost = [atom for atom in plain if _holds_codes(source, atom)]
@@ -35,16 +36,17 @@ def check_scales(source: Checkpoint) -> None:
             f"{'hold' if more else 'holds'} FP8 codes in {lost[0].dtype}, without a scale",
             "weights, or codes with the scale beside them",
             "restore the scale, or convert the BF16 checkpoint",
-            where="its values: all are E4M3 numbers, far larger than weights",
+            where="its values: all are FP8 numbers, far larger than weights",
         )
 
 
 def _holds_codes(source: Checkpoint, atom: Atom) -> bool:
-    """Whether all values of a few rows are E4M3 numbers, and too large for weights."""
+    """Whether all values of a few rows are FP8 numbers, and too large for weights."""
     import torch
 
     value = open_value(source, atom)
     rows = value.pick(torch.linspace(0, atom.shape[0] - 1, SAMPLE_ROWS).long()).float()
     value.release(0, SAMPLE_ROWS)
-    codes = rows.to(torch.float8_e4m3fn).float()
-    return bool(rows.abs().max() >= LARGE) and torch.equal(codes, rows)
+    types = (torch.float8_e4m3fn, torch.float8_e5m2)
+    coded = any(torch.equal(rows.to(dtype).float(), rows) for dtype in types)
+    return coded and bool(rows.abs().max() >= LARGE)

@@ -281,6 +281,27 @@ def test_codes_without_their_scale_are_refused_by_name(tmp_path, how, dtype):
         assert not (tmp_path / out).exists()
 
 
+def test_codes_are_told_where_no_scale_at_all_is_left(tmp_path):
+    source, exact = source_of(tmp_path / "in")
+    weights = load_file(source / "model.safetensors")
+    for name in exact:
+        weights[name] = weights[name].to(torch.bfloat16)
+        del weights[f"{name}_scale"]
+    save(source, weights)
+    with pytest.raises(FormatError, match=rf"weight and {len(exact) - 1} more hold FP8 codes"):
+        check_scales(open_checkpoint(source))
+
+
+def test_codes_may_be_e5m2(tmp_path):
+    source, _ = source_of(tmp_path / "in", codes="e5m2")
+    weights = load_file(source / "model.safetensors")
+    weights[HUB + UP] = weights[HUB + UP].to(torch.bfloat16)
+    del weights[f"{HUB}{UP}_scale"]
+    save(source, weights)
+    with pytest.raises(FormatError, match=f"{HUB}{UP} holds FP8 codes"):
+        check_scales(open_checkpoint(source))
+
+
 def test_every_lost_scale_is_counted(tmp_path):
     source, exact = source_of(tmp_path / "in")
     weights = load_file(source / "model.safetensors")
