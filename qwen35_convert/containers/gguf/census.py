@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import first_file
-from formats.gguf.config import SECTION_KEYS
-from formats.gguf.metadata import SECTIONS
 from formats.gguf.names import ALIASES
+from formats.gguf.rope import SECTION_KEYS, SECTIONS
 from qwen35_convert.failure import Failure
 
 TOKENS = "tokenizer.ggml.tokens"
