@@ -51,7 +51,7 @@ class GgufFiles:
 
     def takes(self, path: Path) -> bool:
         """Take names that end in .gguf, and files of another name that begin as GGUF does."""
-        return not path.is_dir() and (path.suffix == SUFFIX or begins_as_gguf(path))
+        return begins_as_gguf(path) or (path.suffix == SUFFIX and not path.is_dir())
 
     def open(self, path: Path, _name: str = "") -> Checkpoint:
         """Open a file, or all files of a split one from any of them."""
