@@ -157,11 +157,10 @@ def convert_items(
 
     Raises what an item raised; closing the iterator stops the threads.
     """
-    one_torch_thread()
     work = _Work(plan, source, sink, effort, pending=items)
     threads = [threading.Thread(target=work.loop, daemon=True) for _ in range(effort.workers)]
     try:
-        with _waking(source):
+        with one_torch_thread(), _waking(source):
             for thread in threads:
                 thread.start()
             for _ in range(work.count):

@@ -6,8 +6,9 @@ A pool's own `map` makes a future of every item at once: 2 KB each, of the large
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -40,8 +41,14 @@ def each(call: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
     return [results[index] for index in range(len(items))]
 
 
-def one_torch_thread() -> None:
-    """Keep torch to one thread: our workers are the parallelism, its threads would fight them."""
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch to one thread meanwhile: our workers are the parallelism, its own would fight."""
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -109,7 +109,6 @@ class Again:
 
         A tensor that is missing or short is left to the comparison of headers.
         """
-        one_torch_thread()
         files, prepared = Files(self.artifact), Preparation(self.source)
         local = threading.local()
 
@@ -125,7 +124,8 @@ class Again:
             return self._judged(item, result)
 
         there = [item for item in self._in_file_order() if files.holds(item.outputs)]
-        return each(one, there, self.workers)
+        with one_torch_thread():
+            return each(one, there, self.workers)
 
     def _in_file_order(self) -> list[Item]:
         return sorted(self.plan.items, key=lambda i: self.source.position(i.atom.stored))

@@ -155,7 +155,6 @@ def _summary(proof: Proof) -> Iterator[Failure]:
 def _values(proof: Proof) -> Iterator[Failure]:
     artifact, source, checks = proof.artifact, proof.source, proof.checks
     assert source is not None, "it is needed"
-    one_torch_thread()
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
@@ -165,7 +164,8 @@ def _values(proof: Proof) -> Iterator[Failure]:
 
     # in the order of the source
     order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
-    by_name = dict(zip(order, each(one, order, checks.workers), strict=True))
+    with one_torch_thread():
+        by_name = dict(zip(order, each(one, order, checks.workers), strict=True))
     proof.compared = [by_name[name] for name in names]
     yield from explain(artifact, source, proof.compared)
 

@@ -278,3 +278,17 @@ def test_the_report_holds_the_logits_as_json(tmp_path, nano, text):
     assert {"kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens"} <= set(
         report["logits"]
     )
+
+
+@pytest.mark.parametrize("receipt", [True, False])
+def test_comparing_tensors_first_leaves_torch_its_threads(tmp_path, nano, receipt):
+    out, before = tmp_path / "out", torch.get_num_threads()
+    api.convert(nano, out, recipe="fp8-block")
+    if not receipt:
+        (out / "qwen35-receipt.json").unlink()
+    torch.set_num_threads(2)
+    try:
+        assert api.verify(out, nano, level="tensors").passed
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
