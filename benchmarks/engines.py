@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convert import commit
+from benchmarks.engines_ours import NEW_TOKENS, ask_ours, token_rows
 
 RESULTS = Path(__file__).parent / "results" / "engines.jsonl"
 ROOT = Path(__file__).parent.parent
@@ -48,8 +49,8 @@ RECIPES = (
     "nvfp4-mixed",
     "int4-mixed",
 )
-ROWS, WIDTH, PROMPT, NUM_PROMPTS, NEW_TOKENS = 4, 512, 64, 3, 32
 TOLERANCE = 0.005
+LONGEST_S = 420
 CHOICES = re.compile(r"\] ((?:Using|Selected) .*(?:Kernel|Experts|MoE|GEMM|Method|backend).*)")
 ERROR = re.compile(r"\b\w*(?:Error|Exception)\b: .*")
 
@@ -88,7 +89,7 @@ def ask_vllm(job: Job, spec: dict[str, Any]) -> dict[str, Any]:
     try:
         asked.write_text(json.dumps(spec | {"folder": str(convert(job))}))
         _run(["-m", "benchmarks.engines_vllm", str(asked), str(answer)], log)
-    except subprocess.CalledProcessError:
+    except subprocess.SubprocessError:
         said = (job.file("convert.log") if not log.exists() else log).read_text(errors="replace")
         return {"loads": False, "error": last_error(said), "kernels": kernels(said)}
     found: dict[str, Any] = json.loads(answer.read_bytes())
@@ -98,7 +99,15 @@ def ask_vllm(job: Job, spec: dict[str, Any]) -> dict[str, Any]:
 def _run(arguments: Sequence[str], log: Path) -> None:
     command, environment = [sys.executable, *arguments], os.environ | {"PYTHONUNBUFFERED": "1"}
     with log.open("w") as file:
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=file, stderr=file, check=True)
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            check=True,
+            timeout=LONGEST_S,
+        )
 
 
 def kernels(log: str) -> list[str]:
@@ -111,53 +120,6 @@ def last_error(log: str) -> str:
     lines = log.split("\n")
     named = [found.group(0) for line in lines if (found := ERROR.search(line))]
     return (named or [line for line in lines if line.strip()] or ["nothing was said"])[-1][:500]
-
-
-def token_rows(source: Path, text: Path) -> dict[str, Any]:
-    """Return the rows that are scored and the prompts that are continued, of another part."""
-    from qwen35_convert.source import open_source
-    from qwen35_convert.text.tokens import text_ids
-
-    ids = text_ids(open_source(source)[0], str(text))
-    needed = ROWS * WIDTH + NUM_PROMPTS * PROMPT
-    assert len(ids) >= needed, f"{text} has {len(ids)} tokens, {needed} are needed"
-    rest = ids[ROWS * WIDTH :]
-    return {
-        "rows": [ids[i * WIDTH : (i + 1) * WIDTH] for i in range(ROWS)],
-        "prompts": [rest[i * PROMPT : (i + 1) * PROMPT] for i in range(NUM_PROMPTS)],
-        "new_tokens": NEW_TOKENS,
-    }
-
-
-def ask_ours(source: Path, artifact: Path, spec: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return what our runtime computes of the artifact, and the source's perplexity."""
-    import torch
-
-    from qwen35_convert.source import open_source
-    from runtime.compare import compare_logits
-
-    opened, original = open_source(artifact)[0], open_source(source)[0]
-    report = compare_logits(original, opened, torch.tensor(spec["rows"]), device=device)
-    return {
-        "ppl_ours": report.ppl_artifact,
-        "ppl_source": report.ppl_source,
-        "kl_ours": report.kl_mean,
-        "tokens_ours": list(_continued(opened, spec, device)),
-    }
-
-
-def _continued(checkpoint: Any, spec: dict[str, Any], device: str) -> Iterator[list[int]]:
-    import torch
-
-    from runtime.load import load_model
-    from runtime.serve.engine import generate
-
-    on_gpu = device == "cuda"
-    model = load_model(
-        checkpoint, device, torch.bfloat16 if on_gpu else torch.float32, keep_fp8=on_gpu
-    )
-    for prompt in spec["prompts"]:
-        yield list(generate(model, prompt, spec["new_tokens"]))
 
 
 def line_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
