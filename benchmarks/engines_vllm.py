@@ -25,6 +25,7 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 CACHE_BYTES = 2 * 10**9
+FREE_MEMORY = 0.02  # what vLLM demands at the start, of all: others run on the same card
 
 
 def main(job: Path, result: Path) -> None:
@@ -64,6 +65,7 @@ def _engine(spec: dict[str, Any]) -> Any:
         max_num_batched_tokens=longest * len(spec["rows"]),
         enable_prefix_caching=False,
         kv_cache_memory_bytes=CACHE_BYTES,
+        gpu_memory_utilization=FREE_MEMORY,
         limit_mm_per_prompt={"image": 0, "video": 0},
         additional_config={"gdn_prefill_backend": "triton"},
     )
