@@ -146,10 +146,11 @@ def _common(left: Sequence[int], right: Sequence[int]) -> int:
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a line for each artifact, as soon as vLLM is done with it."""
-    options.folder.mkdir(parents=True, exist_ok=True)
-    sources = [Path(source) for source in options.sources]
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [source.resolve() for source in options.sources]
     specs = {source: token_rows(source, options.text) for source in sources}
-    jobs = [Job(source, recipe, options.folder) for recipe in options.recipes for source in sources]
+    jobs = [Job(source, recipe, folder) for recipe in options.recipes for source in sources]
     with ThreadPoolExecutor(options.jobs) as pool:
         asked = {pool.submit(ask_vllm, job, specs[job.source]): job for job in jobs}
         for done in as_completed(asked):
@@ -180,7 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="folders of source models")
+    parser.add_argument(
+        "sources", nargs="+", type=Path, metavar="SOURCE", help="folders of source models"
+    )
     parser.add_argument("--text", type=Path, required=True, help="a text none of them was made of")
     parser.add_argument("--recipes", nargs="+", default=RECIPES, metavar="RECIPE")
     parser.add_argument("--folder", type=Path, default=Path("out"), help="of artifacts and logs")
