@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,6 +83,10 @@ class Recogniser(Protocol):
 
     def explain(self, name: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Say what is wrong with a tensor that nobody has taken, if it looks like one of these."""
+        ...
+
+    def told(self, block: Mapping[str, Any]) -> Recogniser:
+        """Return it as it finds weights beside this quantization_config, which headers need."""
         ...
 
 

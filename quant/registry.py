@@ -14,6 +14,7 @@ from quant.errors import QuantError
 from quant.fourbit.integer import INT4, INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
+from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml.scheme import GgmlTypes
 from quant.plain import Plain
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, MXFP4, INT4, INT8)
 }
-RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, MXFP4, INT4, INT8, Plain()]
+RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, MXFP4, INT4, INT8, QWEIGHTS, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
 

@@ -9,7 +9,7 @@ torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from formats.stored import Recogniser, StoredForm
 
@@ -31,12 +31,14 @@ Prepared = Any
 class Part:
     """One stored tensor of a weight.
 
-    key       the scheme's word for it: codes, scale, global_scale
-    rows      how many rows of the weight share one of its rows; None: all share the whole of it
-    stacked   of a stack of experts it has the leading axis too
-    constant  what it holds, where that follows from the shape: it is neither encoded nor decoded
-    unpack    makes a row for each row of the weight of one that holds several, packed
-    fused     it must be the same in all weights that engines fuse into one matrix
+    key         the scheme's word for it: codes, scale, global_scale
+    rows        how many rows of the weight share one of its rows; None: all share the whole of it;
+                of the first part only where it is packed
+    stacked     of a stack of experts it has the leading axis too
+    constant    what it holds, where that follows from the shape: it is neither encoded nor decoded
+    unpack      makes a row for each row of the weight of one that holds several, packed
+    fused       it must be the same in all weights that engines fuse into one matrix
+    transposed  columns of the weight come first in the file
     """
 
     key: str
@@ -46,6 +48,7 @@ class Part:
     constant: tuple[int, ...] | None = None
     unpack: Callable[[Tensor], Tensor] | None = None
     fused: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,10 @@ class Usual:
     def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Return None: no tensor looks like one of these without being one."""
         return None
+
+    def told(self, _block: Mapping[str, Any]) -> Recogniser:
+        """Return itself: headers show all."""
+        return cast("Recogniser", self)
 
     def refuses(self, _shape: Shape) -> str | None:
         """Return None: engines take any shape."""

@@ -11,7 +11,7 @@ takes by itself (`Scheme.cost`), and what the caller does with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import prod
@@ -31,7 +31,6 @@ from formats.family.ops import (
     apply_all,
     shape_after,
 )
-from formats.tensor import TensorInfo
 from quant.scheme import Cost, Part, Scheme
 
 if TYPE_CHECKING:
@@ -60,17 +59,17 @@ class Value:
     """An atom opened for reading.
 
     shape   of the whole
-    key     the scheme's word for the part that has the weight's rows
+    first   the part that has the weight's rows, or several of them packed in each of its own
     data    its rows as stored. Without bytes (torch's meta device) if those are elsewhere
     shared  the other parts by key
-    order   which row of `data` comes to each place; None: as they are
+    order   which stored row of the weight comes to each place; None: as they are
     late    what is applied to decoded rows
     """
 
     source: Checkpoint
     atom: Atom
     shape: Shape
-    key: str
+    first: Part
     data: Tensor
     shared: Mapping[str, Shared] = field(default_factory=dict)
     order: Tensor | None = None
@@ -113,7 +112,8 @@ class Value:
         return w
 
     def _parts(self, index: slice | Tensor) -> dict[str, Tensor]:
-        return {self.key: self._load(index)} | {k: self._shared(k, index) for k in self.shared}
+        own = {self.first.key: self._load(index)}
+        return own | {key: self._shared(key, index) for key in self.shared}
 
     def _shared(self, key: str, index: slice | Tensor) -> Tensor:
         part = self.shared[key]
@@ -124,8 +124,20 @@ class Value:
 
     def _load(self, index: Index) -> Tensor:
         """Return rows of the first part with their bytes."""
+        if self.first.unpack is not None:
+            return self._unpacked(index, self.first.unpack)
         data = _indexable(self.data)
         return self.source.load(self.atom.stored, data, index).view(self.data.dtype)
+
+    def _unpacked(self, index: Index, unpack: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return rows of a first part that has several of them packed in each of its own."""
+        import torch
+
+        several = _several(self.first)
+        wanted = torch.arange(len(self.data) * several)[index]
+        words, place = torch.unique(wanted // several, return_inverse=True)
+        rows = unpack(self.source.load(self.atom.stored, self.data, words))
+        return rows[place * several + wanted % several]
 
     def all(self) -> Tensor:
         """Return the whole atom."""
@@ -151,7 +163,8 @@ class Value:
 
     def release(self, start: int, stop: int) -> None:
         """Say that these rows have been read, so that their pages can be given back."""
-        self.source.release(self.data[start:stop].nbytes)
+        whole = len(self.data) * _several(self.first)
+        self.source.release(self.data.nbytes * (stop - start) // max(1, whole))
 
 
 def scheme_of(atom: Atom) -> Scheme:
@@ -162,31 +175,52 @@ def scheme_of(atom: Atom) -> Scheme:
 def open_value(source: Checkpoint, atom: Atom, ops: Sequence[Op] = ()) -> Value:
     """Open an atom for reading by rows (its leading axis), after further operations if given."""
     views, moves, late = _by_kind((*atom.ops, *ops))
-    data = apply_all(views, source.read(atom.stored))
-    first, *others = scheme_of(atom).parts(atom.stored, source.infos()[atom.stored].shape)
+    whole = source.infos()[atom.stored].shape
+    first, *others = scheme_of(atom).parts(atom.stored, whole)
+    data = _turned(source, atom.stored, first)
+    count = data.shape[-2 if len(whole) > 1 else 0] * _several(first)
+    if first.unpack is None:
+        data = apply_all(views, data)
+    else:  # what is cut are rows of the weight, not of the words that hold them
+        views, moves = (), (*views, *moves)
     shared = {
-        part.key: _open_shared(source, name, part, first.info, views)
+        part.key: _open_shared(source, name, part, count, views)
         for part, name in zip(others, atom.parts[1:], strict=True)
         if part.constant is None
     }
-    shape = shape_after(tuple(ops), atom.shape)
-    return Value(source, atom, shape, first.key, data, shared, _order(moves, len(data)), late)
+    order = _order(moves, len(data) * _several(first))
+    return Value(
+        source, atom, shape_after(tuple(ops), atom.shape), first, data, shared, order, late
+    )
+
+
+def _several(first: Part) -> int:
+    """Return how many rows of the weight each row of its first part holds."""
+    return (first.rows or 1) if first.unpack is not None else 1
+
+
+def _turned(source: Checkpoint, name: str, part: Part) -> Tensor:
+    """Return a part with the rows of the weight first; one that lies far away is brought whole."""
+    data = source.read(name)
+    if not part.transposed:
+        return data
+    return (source.load(name, data, ...) if data.is_meta else data).mT
 
 
 def _open_shared(
-    source: Checkpoint, name: str, part: Part, weight: TensorInfo, views: tuple[Op, ...]
+    source: Checkpoint, name: str, part: Part, count: int, views: tuple[Op, ...]
 ) -> Shared:
-    """Open a part that rows share; its bytes are few, and read now."""
+    """Open a part that rows share, `count` in all; its bytes are few, and read now."""
     import torch
 
     lead = tuple(op for op in views if isinstance(op, Unstack)) if part.stacked else ()
     data = source.load(name, apply_all(lead, source.read(name)), ...)
+    data = data.mT.contiguous() if part.transposed else data
     data = part.unpack(data) if part.unpack else data
     if part.rows is None:
         return Shared(data, None)
     cut = tuple(op for op in views if not isinstance(op, Unstack))
-    grid = torch.arange(weight.shape[-2]) // part.rows
-    return Shared(data, apply_all(cut, grid))
+    return Shared(data, apply_all(cut, torch.arange(count) // part.rows))
 
 
 def _indexable(data: Tensor) -> Tensor:

@@ -142,12 +142,13 @@ def recognise(
     """
     buffers = {} if dialect else {n: info for n, info in infos.items() if is_buffer(info)}
     infos = {name: info for name, info in infos.items() if name not in buffers}
+    recognisers = [one.told(config.quantization or {}) for one in recognisers]
     names, collisions = dialect.rename(infos, config) if dialect else _hub_names(infos)
     held = {hub: infos[stored] for hub, stored in names.items()}
     twins = {} if dialect else _take_copies(held)
     scales = () if dialect else take_activation_scales(held)
     weights = _weights(held, recognisers)
-    leftovers = {} if dialect else _leftovers(held, weights)
+    leftovers = {} if dialect else _leftovers(held, weights, recognisers)
     for hub in leftovers:
         del held[hub]
         weights.pop(hub, None)
@@ -227,12 +228,23 @@ def _weights(
 
 
 def _leftovers(
-    held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight]
+    held: Mapping[str, TensorInfo],
+    weights: Mapping[str, StoredWeight],
+    recognisers: Sequence[Recogniser],
 ) -> dict[str, Problem]:
     """Return what other quantisers and trainers left, which is part of no quantised weight."""
     coded = {part.name for w in weights.values() if w.form.label for part in w.parts}
     suspects = ((hub, leftover(info)) for hub, info in held.items() if info.name not in coded)
-    return {hub: problem for hub, problem in suspects if problem}
+    found = {hub: problem for hub, problem in suspects if problem}
+    return {hub: _explained(hub, held, recognisers) or said for hub, said in found.items()}
+
+
+def _explained(
+    hub: str, held: Mapping[str, TensorInfo], recognisers: Sequence[Recogniser]
+) -> Problem | None:
+    """Ask what is wrong with a tensor that no recogniser has taken."""
+    problems = (one.explain(hub, held) for one in recognisers)
+    return next((problem for problem in problems if problem), None)
 
 
 def _unclaimed(held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight]) -> list[str]:
@@ -289,9 +301,7 @@ class _Matches:
                 yield self._explain(hub) or Problem(self.held[hub].name, reason, words.strange)
 
     def _explain(self, hub: str) -> Problem | None:
-        """Ask what is wrong with a tensor that no recogniser has taken."""
-        problems = (one.explain(hub, self.held) for one in self.recognisers)
-        return next((problem for problem in problems if problem), None)
+        return _explained(hub, self.held, self.recognisers)
 
     def _misfit(self, hub: str, slot: Slot) -> Problem:
         """Say why the tensor of this name is no weight for its place."""

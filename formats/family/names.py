@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+from formats.family.packings import PACKINGS
 from formats.family.rules import RULES, template
 from formats.stored import Problem
 from formats.tensor import TensorInfo
@@ -102,6 +103,7 @@ KNOWN_METHODS: dict[str, tuple[object, ...] | None] = {
     "fp8": None,
     "fbgemm_fp8": None,
     "compressed-tensors": None,
+    **dict.fromkeys(PACKINGS),
     "modelopt": (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION"),
 }
 

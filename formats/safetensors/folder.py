@@ -17,7 +17,6 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config, read_config
 from formats.family.layout import recognise
-from formats.family.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.json_file import read_object
 from formats.links import check_leads, check_links, repository_of, snapshot_in
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters, no_model
@@ -25,6 +24,7 @@ from formats.safetensors.beside import GGUF, PICKLES, adapter_config
 from formats.safetensors.choose import choose
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX_NAME, WEIGHTS
+from formats.safetensors.methods import refuse_method, with_block
 from formats.safetensors.nested import is_nested, nested_names
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
@@ -61,7 +61,6 @@ SIDE_FILES = (
     "vocab.json",
 )
 MAX_SIDE_BYTES = 128 << 20
-BLOCK = 128
 
 
 class _Sides(Mapping[str, bytes]):
@@ -106,7 +105,7 @@ def _open(path: Path, recognisers: Sequence[Recogniser], name: str) -> Checkpoin
     place = Folder(folder)
     if not (folder / CONFIG).is_file():
         _refuse_no_config(place)
-    config = check_config(read_object(folder / CONFIG))
+    config = check_config(with_block(place, read_object(folder / CONFIG)))
     _check_sides(folder)
     choice = choose(place, only, partial(is_whole, place, config, recognisers))
     sides = {*SIDE_FILES, *nested_names(folder)}
@@ -131,7 +130,7 @@ def _refuse_no_config(place: Folder) -> NoReturn:
 
 def check_config(raw: dict[str, Any]) -> Config:
     """Return what a config.json says; refuse by name what another quantiser wrote."""
-    _refuse_method(raw)
+    refuse_method(raw)
     return read_config(raw)
 
 
@@ -205,28 +204,3 @@ def _check_sides(folder: Path) -> None:
         size = path.stat().st_size if path.is_file() else 0
         if size > MAX_SIDE_BYTES:
             raise FormatError(f"{name} has {size} bytes, expected at most {MAX_SIDE_BYTES}")
-
-
-def _refuse_method(raw: dict[str, Any]) -> None:
-    """Refuse by name what another quantiser wrote, from the config alone."""
-    text = raw.get("text_config")
-    for part in (raw, text if isinstance(text, dict) else {}):
-        block = part.get("quantization_config") or part.get("quantization") or {}
-        if not isinstance(block, dict):
-            raise FormatError("config.json: quantization_config is not an object")
-        unnamed = "mlx" if "group_size" in block else "an unnamed method"
-        method, algo = block.get("quant_method", unnamed), block.get("quant_algo")
-        algorithms = KNOWN_METHODS.get(str(method), ())
-        if block and algorithms is not None and algo not in algorithms:
-            by = f"{method} {algo}" if algo else method
-            raise FormatError(
-                f"config.json: the checkpoint is quantised by {by}, "
-                "expected BF16, F16, F32 or FP8 weights\n"
-                f"  fix   {FROM_ORIGINAL}"
-            )
-        size = block.get("weight_block_size")
-        if size not in (None, [BLOCK, BLOCK]):
-            raise FormatError(
-                f"config.json: weight_block_size is {size}, expected [{BLOCK}, {BLOCK}]\n"
-                f"  fix   {FROM_ORIGINAL}"
-            )

@@ -50,15 +50,19 @@ def judge_rows(w_NK: Tensor, decoded: Tensor, ours: Tensor, gap_NK: Tensor) -> E
     return error
 
 
-def judge_whole(error: Error) -> list[str]:
-    """Return what is wrong with a whole weight: strips, weights, gain and bias."""
+def judge_whole(error: Error, bits: int = 4) -> list[str]:
+    """Return what is wrong with a whole weight: strips, weights, gain and bias.
+
+    Writers cut the largest weight of a group by half a step, or none does: of many bits that is
+    more than the gain they otherwise lose.
+    """
     faults = Counter(error.faults)
     if faults[MANY] * 2 <= error.blocks:
         del faults[MANY]
     said = [f"{n:,} of {error.blocks:,} {what}" for what, n in faults.items() if n]
     if error.outside:
         said.append(f"{error.outside:,} weights are more than {FAR} steps off")
-    return [*said, *find_trends(error)]
+    return [*said, *find_trends(error, cut=1 / (2**bits - 1) if bits > 4 else 0.0)]
 
 
 def _faults(w: Tensor, q: Tensor, own: Tensor) -> Counter[str]:

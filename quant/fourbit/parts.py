@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quant.scheme import Scheme, Shape
 
 PACKED, SCALE, GLOBAL = "_packed", "_scale", "_global_scale"
-SHAPE, ZERO = "_shape", "_zero_point"
+SHAPE, ZERO, ORDER = "_shape", "_zero_point", "_g_idx"
 
 
 def stored_parts(

@@ -104,15 +104,18 @@ def whole_faults(error: Error) -> Counter[str]:
     return faults
 
 
-def find_trends(error: Error) -> list[str]:
-    """Return what is wrong with a weight's gain and its bias, beside those that we reach."""
+def find_trends(error: Error, cut: float = 0.0) -> list[str]:
+    """Return what is wrong with a weight's gain and its bias, beside those that we reach.
+
+    cut  what a right encoder may lose or keep of the gain that ours does not
+    """
     ours = error.reached
     if ours is None or not error.sum_sq:
         return []
     trends = []
     square, certain = ours.sum_sq_error / error.sum_sq, 8 / error.count**0.5
     gain = (error.sum_dot - ours.sum_dot) / error.sum_sq
-    if abs(gain) > MAX_GAIN * square + certain * square**0.5 + UNIT:
+    if abs(gain) > MAX_GAIN * square + certain * square**0.5 + UNIT + cut:
         trends.append(f"its values are {1 + gain:.4g} times those of our encoder")
     bias, root = (error.sum_error - ours.sum_error) / error.count, ours.sum_sq_error / error.count
     if abs(bias) > root**0.5 * (MAX_BIAS + certain) + UNIT * abs(error.max_abs):

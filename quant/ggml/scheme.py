@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.stored import Problem, StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
@@ -177,3 +177,7 @@ class GgmlTypes:
     def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
         """Return None: what is neither is no weight."""
         return None
+
+    def told(self, _block: Mapping[str, Any]) -> GgmlTypes:
+        """Return itself: every tensor says its type."""
+        return self

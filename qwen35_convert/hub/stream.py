@@ -29,6 +29,7 @@ from formats.safetensors.folder import (
     assemble,
     check_config,
 )
+from formats.safetensors.methods import with_block
 from formats.safetensors.nested import is_nested
 from formats.safetensors.placing import is_whole
 from quant.registry import RECOGNISERS
@@ -131,7 +132,7 @@ class _Opening:
         index = self._small(INDEX) if INDEX in entries else None
         weight_map = None if index is None else read_weight_map(self.hub.repo, index)
         names = needed(self.hub.repo, entries, weight_map, f"see {self.hub.page(self.commit)}")
-        config = check_config(self.read(CONFIG))
+        config = check_config(with_block(self, self.read(CONFIG)))
         choice = choose(self, None, partial(is_whole, self, config, RECOGNISERS))
         with ThreadPoolExecutor(OPENING_THREADS) as pool:
             files = dict(zip(choice.names, pool.map(self.open, choice.names), strict=True))

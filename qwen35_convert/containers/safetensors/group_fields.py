@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from formats.family.layout import Atom
+from quant.fourbit.targets import group_of
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.quantization_table import (
     ARGS_ALIKE,
@@ -50,7 +50,7 @@ def static_modules(block: Mapping[str, Any], quantized: Iterable[str]) -> set[st
     groups = block.get("config_groups")
     if not isinstance(groups, dict) or any(True for _ in _misshapen(groups)):
         return set()
-    named = ((module, _group_of(module, groups)) for module in quantized)
+    named = ((module, group_of(module, groups)) for module in quantized)
     return {module for module, name in named if name and _static(groups[name])}
 
 
@@ -79,7 +79,7 @@ def _of_modules(
     """Yield modules that no group targets, and what a group says of those that it does."""
     seen = set()
     for module, atom in quantized.items():
-        name = _group_of(module, groups)
+        name = group_of(module, groups)
         if name is None:
             yield Failure(module, f"is {atom.scheme}, but no group of config_groups targets it")
         elif (key := (name, atom.scheme, module in scaled)) not in seen:
@@ -110,19 +110,6 @@ def _alike(form: str) -> tuple[str, ...]:
     return form, *FORMATS_ALIKE.get(form, ())
 
 
-def _group_of(module: str, groups: Groups) -> str | None:
-    """Return the group an engine takes: by the module's name, then by a pattern, then by class."""
-    listed = [(t, name) for name, group in groups.items() for t in group["targets"]]
-    exact = (name for target, name in listed if target == module)
-    patterns = (
-        name
-        for target, name in listed
-        if target.startswith("re:") and re.match(target.removeprefix("re:"), module)
-    )
-    classes = (name for target, name in listed if target == "Linear")
-    return next((name for way in (exact, patterns, classes) for name in way), None)
-
-
 def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterator[str]:
     """Yield what a group says of weights or inputs that is not so.
 
@@ -136,7 +123,9 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
     form, got = entry.get("format"), group.get("format")
     if form and got is not None and got not in _alike(form):
         yield f"format is {got!r}, but {form} is stored"
-    for field, said, right in _odd_args(group.get("weights") or {}, entry["weights"]):
+    weights = group.get("weights") or {}
+    columns = atom.shape[-1]
+    for field, said, right in _odd_args(weights, _of_weights(weights, entry["weights"], columns)):
         yield f"{field} of weights is {said!r}, but {right!r} is stored"
     inputs, expected = group.get("input_activations"), entry["input_activations"]
     if inputs and not expected:
@@ -145,6 +134,16 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
         wanted = _of_inputs(inputs, expected, static=static)
         for field, said, right in _odd_args(inputs, wanted):
             yield f"{field} of input_activations is {said!r}, expected {right!r}"
+
+
+def _of_weights(
+    said: Mapping[str, Any], expected: Mapping[str, Any], columns: int
+) -> Mapping[str, Any]:
+    """Return what is expected of weights: one group of all columns is a channel."""
+    whole = {"strategy": "group", "group_size": columns}
+    if expected.get("strategy") == "channel" and whole.items() <= said.items():
+        return {**expected, **whole}
+    return expected
 
 
 def _of_inputs(

@@ -91,6 +91,7 @@ ARGS_DEFAULTS: dict[str, Any] = {
 ARGS_ALIKE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("group_size", None, (-1,)),
     ("actorder", None, (False, "weight", "static")),
+    ("actorder", "group", (True, "dynamic")),
     ("scale_dtype", None, ("torch.bfloat16", "torch.float16", "torch.float32")),
     ("block_structure", [128, 128], ("128x128",)),
 )

@@ -1,0 +1,54 @@
+"""Which quantisers' checkpoints are read, by config.json or by a file of theirs beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from formats.errors import FormatError
+from formats.family.names import FROM_ORIGINAL, KNOWN_METHODS
+from formats.family.packings import odd_packing
+from formats.safetensors.place import Place
+
+BLOCK = "quantization_config"
+EDGE = 128
+# Older tools leave the block out of config.json and write it by itself: by file, the method.
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def with_block(place: Place, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the block that stands in a file beside it, if it has none."""
+    text = raw.get("text_config")
+    if raw.get(BLOCK) or (isinstance(text, dict) and text.get(BLOCK)):
+        return raw
+    found = next((name for name in BESIDE if name in place.names), None)
+    return (
+        raw if found is None else raw | {BLOCK: {"quant_method": BESIDE[found]} | place.read(found)}
+    )
+
+
+def refuse_method(raw: dict[str, Any]) -> None:
+    """Refuse by name what another quantiser wrote, from the config alone."""
+    text = raw.get("text_config")
+    for part in (raw, text if isinstance(text, dict) else {}):
+        block = part.get("quantization_config") or part.get("quantization") or {}
+        if not isinstance(block, dict):
+            raise FormatError("config.json: quantization_config is not an object")
+        unnamed = "mlx" if "group_size" in block else "an unnamed method"
+        method, algo = block.get("quant_method", unnamed), block.get("quant_algo")
+        algorithms = KNOWN_METHODS.get(str(method), ())
+        if block and algorithms is not None and algo not in algorithms:
+            by = f"{method} {algo}" if algo else method
+            raise FormatError(
+                f"config.json: the checkpoint is quantised by {by}, "
+                "expected BF16, F16, F32 or FP8 weights\n"
+                f"  fix   {FROM_ORIGINAL}"
+            )
+        odd = odd_packing(block)
+        if odd is not None:
+            raise FormatError(f"config.json: {BLOCK}", odd[0], odd[1], FROM_ORIGINAL)
+        size = block.get("weight_block_size")
+        if size not in (None, [EDGE, EDGE]):
+            raise FormatError(
+                f"config.json: weight_block_size is {size}, expected [{EDGE}, {EDGE}]\n"
+                f"  fix   {FROM_ORIGINAL}"
+            )
