@@ -32,7 +32,7 @@ class Codes:
 
 def nearest(w: Tensor, bits: int = 4, group: int = 32, *, symmetric: bool, order: bool = False):
     """Return codes near a weight; `order`: the groups of columns do not follow one another."""
-    n, k = w.shape
+    k = w.shape[1]
     columns = torch.arange(k)
     groups = ((columns * 37 + 5) % k if order else columns) // group
     together = groups.argsort(stable=True)

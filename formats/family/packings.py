@@ -100,11 +100,12 @@ def left_alone(module: str, dynamic: object) -> bool:
 
 
 def promised(module: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bits, group_size and desc_act of a module; only what is said."""
+    """Return bits, group_size, desc_act and sym of a module; only what is said."""
     stated: dict[str, Any] = {
         "bits": _bits(block),
         "group_size": block.get("group_size", block.get("q_group_size")),
         "desc_act": block.get("desc_act"),
+        "sym": block.get("sym"),
     }
     for overrides in (block.get("dynamic"), block.get("extra_config")):
         rule = _rule_of(module, overrides)

@@ -24,7 +24,7 @@ from formats.safetensors.beside import GGUF, PICKLES, adapter_config
 from formats.safetensors.choose import choose
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX_NAME, WEIGHTS
-from formats.safetensors.methods import refuse_method, with_block
+from formats.safetensors.methods import block_beside, refuse_method, with_block
 from formats.safetensors.nested import is_nested, nested_names
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
@@ -105,14 +105,16 @@ def _open(path: Path, recognisers: Sequence[Recogniser], name: str) -> Checkpoin
     place = Folder(folder)
     if not (folder / CONFIG).is_file():
         _refuse_no_config(place)
-    config = check_config(with_block(place, read_object(folder / CONFIG)))
+    raw = read_object(folder / CONFIG)
+    config = check_config(with_block(place, raw))
     _check_sides(folder)
     choice = choose(place, only, partial(is_whole, place, config, recognisers))
     sides = {*SIDE_FILES, *nested_names(folder)}
     check_links(folder, {CONFIG, choice.file, *sides, *choice.names} - {only})
     files, hub = open_all(place, choice.names), repository_of(folder)
     title = name or (hub[0].rpartition("/")[2] if hub else folder.resolve().name)
-    headers = Headers(folder, title, config, files, choice, _Sides(folder))
+    beside = block_beside(place, raw)
+    headers = Headers(folder, title, config, files, choice, _Sides(folder), beside)
     return assemble(headers, recognisers)
 
 
@@ -139,6 +141,7 @@ class Headers:
     """What was read of a folder, here or on the hub.
 
     choice  which files they are, the index, and what is said of others
+    beside  files that were read to fill in the config
     """
 
     folder: Path
@@ -147,6 +150,7 @@ class Headers:
     files: Mapping[str, SafetensorsFile]
     choice: Choice
     sides: Mapping[str, bytes]
+    beside: tuple[str, ...] = ()
 
 
 def assemble(headers: Headers, recognisers: Sequence[Recogniser]) -> Checkpoint:
@@ -170,7 +174,10 @@ def assemble(headers: Headers, recognisers: Sequence[Recogniser]) -> Checkpoint:
         files=files,
         where=where,
         sides=headers.sides,
-        beside=(CONFIG, *sorted(headers.sides), *((choice.file,) if index is not None else ())),
+        beside=(
+            *(CONFIG, *headers.beside, *sorted(headers.sides)),
+            *((choice.file,) if index is not None else ()),
+        ),
         notes=(*stubs, *strays, *choice.notes),
         strays=strays,
     )

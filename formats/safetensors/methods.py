@@ -15,15 +15,19 @@ EDGE = 128
 BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-def with_block(place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json with the block that stands in a file beside it, if it has none."""
+def block_beside(place: Place, raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return the file that holds the block of a config.json which has none; none may have it."""
     text = raw.get("text_config")
     if raw.get(BLOCK) or (isinstance(text, dict) and text.get(BLOCK)):
-        return raw
-    found = next((name for name in BESIDE if name in place.names), None)
-    return (
-        raw if found is None else raw | {BLOCK: {"quant_method": BESIDE[found]} | place.read(found)}
-    )
+        return ()
+    return tuple(name for name in BESIDE if name in place.names)[:1]
+
+
+def with_block(place: Place, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the block that stands in a file beside it, if it has none."""
+    for name in block_beside(place, raw):
+        return raw | {BLOCK: {"quant_method": BESIDE[name]} | place.read(name)}
+    return raw
 
 
 def refuse_method(raw: dict[str, Any]) -> None:

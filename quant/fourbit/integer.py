@@ -122,8 +122,11 @@ class Steps(Usual):
     ) -> Error:
         """Return how far rows are from the weight, and which strips no right encoder leaves."""
         from quant.fourbit.judge import judge_rows
+        from quant.measure import Error
 
         step, columns = rows[SCALE].float(), w_NK.shape[1]
+        if ORDER in self.defects(rows):
+            return Error()  # which nothing can be compared with: the defect is named by itself
         groups = groups_of(rows.get(ORDER), columns, step.shape[1])
         own = self.nearest(w_NK, rows, groups)
         return judge_rows(w_NK, self.decode(rows), own, spread(step.abs(), groups, columns))
@@ -150,10 +153,12 @@ class Steps(Usual):
         return judge_whole(error, self.bits)
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
-        """Return steps that are not finite, or zero."""
-        step = rows[SCALE].float()
+        """Return steps that are not finite, or zero, and groups that have no step."""
+        step, order = rows[SCALE].float(), rows.get(ORDER)
         bad = int((~(step.isfinite() & (step != 0))).sum())
-        return {SCALE: ("scales that are not finite, or zero", bad)} if bad else {}
+        found = {SCALE: ("scales that are not finite, or zero", bad)} if bad else {}
+        beyond = 0 if order is None else int(((order < 0) | (order >= step.shape[1])).sum())
+        return found | ({ORDER: ("columns in a group that has no scale", beyond)} if beyond else {})
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what is held: codes, values, groups in bfloat16; both sides in float64."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters
 from formats.safetensors.folder import SIDE_FILES as CARRIED
+from formats.safetensors.methods import BESIDE
 from formats.safetensors.nested import is_nested
 from qwen35_convert.errors import FetchError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Beside those that are carried, licences of any ending.
-SIDE_FILES = ("config.json", INDEX, ADAPTER_CONFIG, *CARRIED, "LICENSE*", "NOTICE*")
+SIDE_FILES = ("config.json", INDEX, ADAPTER_CONFIG, *BESIDE, *CARRIED, "LICENSE*", "NOTICE*")
 MERGE_FIRST = "merge it with peft's merge_and_unload(), and convert what save_pretrained() writes"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")

@@ -29,7 +29,7 @@ from formats.safetensors.folder import (
     assemble,
     check_config,
 )
-from formats.safetensors.methods import with_block
+from formats.safetensors.methods import block_beside, with_block
 from formats.safetensors.nested import is_nested
 from formats.safetensors.placing import is_whole
 from quant.registry import RECOGNISERS
@@ -132,14 +132,15 @@ class _Opening:
         index = self._small(INDEX) if INDEX in entries else None
         weight_map = None if index is None else read_weight_map(self.hub.repo, index)
         names = needed(self.hub.repo, entries, weight_map, f"see {self.hub.page(self.commit)}")
-        config = check_config(with_block(self, self.read(CONFIG)))
+        raw = self.read(CONFIG)
+        config, beside = check_config(with_block(self, raw)), block_beside(self, raw)
         choice = choose(self, None, partial(is_whole, self, config, RECOGNISERS))
         with ThreadPoolExecutor(OPENING_THREADS) as pool:
             files = dict(zip(choice.names, pool.map(self.open, choice.names), strict=True))
             side_names = [name for name in names if name in SIDE_FILES or is_nested(name)]
             sides = dict(zip(side_names, pool.map(self._small, side_names), strict=True))
         name = self.hub.repo.rsplit("/", 1)[-1]
-        headers = Headers(self.folder, name, config, files, choice, sides)
+        headers = Headers(self.folder, name, config, files, choice, sides, beside)
         opened = assemble(headers, RECOGNISERS)
         identity = self._identity(names)
         remote = RemoteFiles(files, opened.where, identity, self.sha256, stop.set)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -290,7 +290,9 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
         _encode(value, item, sink, worker)
     except QuantError as failure:
         file = source.position(item.atom.stored)[0]
-        why = describe_not_finite(source, item.atom) or failure
+        why: object = failure
+        with suppress(QuantError):  # it may be that the source cannot be decoded
+            why = describe_not_finite(source, item.atom) or failure
         raise QuantError(f"{item.atom.stored} ({item.atom.name}) in {file}: {why}") from None
 
 

@@ -23,6 +23,7 @@ from qwen35_convert.containers.safetensors.config import CLASSES
 from qwen35_convert.containers.safetensors.engine_fields import field_failures
 from qwen35_convert.containers.safetensors.ignored_modules import list_failures
 from qwen35_convert.containers.safetensors.namespace import namespace_failures
+from qwen35_convert.containers.safetensors.packed_fields import packed_failures
 from qwen35_convert.failure import Failure
 
 
@@ -35,6 +36,7 @@ def structure_failures(artifact: Checkpoint) -> list[Failure]:
         _config_block,
         field_failures,
         list_failures,
+        packed_failures,
         _part_names,
         _protected,
         _groups,

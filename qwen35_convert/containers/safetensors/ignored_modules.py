@@ -13,6 +13,7 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.names import normalise
+from formats.family.packings import PACKINGS
 from formats.family.roles import ROLES
 from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, Engines
 from qwen35_convert.containers.safetensors.quantization_config import module_of
@@ -28,7 +29,7 @@ FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
 def list_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield modules that an engine would take for quantised, or for not, and that are the other."""
     block = artifact.config.quantization
-    if block is None:
+    if block is None or block.get("quant_method") in PACKINGS:  # which have rules of their own
         return
     lists = _lists(block)
     other = ENGINES_OF.get(str(block.get("quant_method")))
@@ -72,7 +73,7 @@ def _readable(entry: object) -> bool:
 
 
 def _by_engine(artifact: Checkpoint, entries: Sequence[str], engines: Engines) -> Iterator[Failure]:
-    for module, quantized in _modules(artifact).items():
+    for module, quantized in modules_of(artifact).items():
         for engine, leaves in engines.items():
             if leaves(module, entries) == quantized:
                 state = (
@@ -102,7 +103,7 @@ def _names_what_is_gone(entry: str, artifact: Checkpoint) -> bool:
     return (head == "visual" and not form.vision) or (head == "mtp" and not form.mtp_layers)
 
 
-def _modules(artifact: Checkpoint) -> dict[str, bool]:
+def modules_of(artifact: Checkpoint) -> dict[str, bool]:
     """Map each linear that engines look up to whether it is quantised."""
     return {
         module_of(atom.weight): atom.quantized

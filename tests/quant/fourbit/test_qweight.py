@@ -1,4 +1,4 @@
-"""The layouts of GPTQ and AWQ: packers as in the libraries, to the byte, and what rows decode to."""
+"""The layouts of GPTQ and AWQ: packed as in the libraries, to the byte, and decoded."""
 
 from __future__ import annotations
 

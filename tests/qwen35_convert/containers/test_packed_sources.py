@@ -1,16 +1,18 @@
-"""Checkpoints of GPTQ, AWQ, AutoRound and llm-compressor, read as they decode by hand in float64."""
+"""Checkpoints of GPTQ, AWQ, AutoRound and llm-compressor: what they decode to is by hand."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
+from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.options import RunOptions
@@ -222,3 +224,202 @@ def test_inspect_says_what_it_is(made, case):
     inspection = api.inspect(made(case)[0])
     assert inspection.quantization == LABELS[case]
     assert not inspection.problems
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """Return a function that copies a case and changes its tensors and its config."""
+
+    def copy(case="gptq", tensors=None, **block):
+        source, original, exact = made(case)
+        folder = shutil.copytree(source, tmp_path / "copy")
+        if tensors is not None:
+            held = load_file(folder / "model.safetensors")
+            tensors(held)
+            save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] |= block
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder, original, exact
+
+    return copy
+
+
+@pytest.mark.parametrize("scheme", ["fp8-channel", "int4"])
+@pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-asymmetric-order"])
+def test_it_is_converted_on_to_another_scheme(made, tmp_path, case, scheme):
+    choices = {"group": 32} if scheme == "int4" else {}
+    recipe = build_recipe({"layout": "hub", "quantize": {"scheme": scheme} | choices})
+    done = api.convert(made(case)[0], tmp_path / "out", recipe, FAST)
+    assert done.report.passed, done.report.failures
+    (note,) = [note for note in done.plan.notes if "two roundings" in note]
+    assert open_checkpoint(made(case)[0]).layout.quantized in note
+
+
+@pytest.mark.parametrize("case", ["gptq-order", "awq"])
+def test_it_is_converted_on_to_gguf(made, tmp_path, case):
+    """Value heads are moved: rows of in_proj, columns of out_proj, whatever word they share."""
+    source, _, exact = made(case)
+    values = {"quantize": {"scheme": "f32"}, "export": {"format": "gguf"}, "mtp": "drop"}
+    done = api.convert(source, tmp_path / "m.gguf", build_recipe(values), FAST)
+    assert done.report.passed, done.report.failures
+    back = api.convert(tmp_path / "m.gguf", tmp_path / "back", build_recipe({
+        "quantize": {"scheme": "keep"}, "mtp": "drop",
+    }), FAST)  # fmt: skip
+    assert back.report.passed, back.report.failures
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    for name, value in exact.items():
+        text = name.replace("model.language_model.", "model.")
+        assert torch.equal(found[text], value.float().to(found[text].dtype)), name
+
+
+@pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-8"])
+def test_it_runs(made, case):
+    assert "".join(api.run_text(made(case)[0], api.Prompt("In the beginning", max_tokens=3)))
+
+
+def test_experts_are_packed_one_by_one(tmp_path):
+    block = gptq_block(dynamic={"-:.*mtp.*": {}})
+    source, original, exact = source_of(tmp_path, *CASES["gptq"][:2], block, moe=True)
+    assert api.verify(source, original).passed
+    done = api.convert(source, tmp_path / "out", KEEP, FAST)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert done.report.passed
+    assert all(torch.equal(found[n], v.float().bfloat16()) for n, v in exact.items())
+    assert sum(".experts." in name for name in exact) == 48
+
+
+@pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json"])
+def test_the_block_may_stand_beside_config_json(copied, file):
+    case = "gptq" if file == "quantize_config.json" else "awq"
+    folder, original, _ = copied(case)
+    config = json.loads((folder / "config.json").read_text())
+    block = config.pop("quantization_config")
+    del block["quant_method"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / file).write_text(json.dumps(block))
+    report = api.verify(folder, original)
+    assert report.passed, report.failures
+    assert file in open_checkpoint(folder).beside
+
+
+@pytest.mark.parametrize("says", ["the same", "otherwise"])
+def test_a_file_that_repeats_the_block_is_right(copied, says):
+    folder, original, _ = copied("gptq")
+    block = gptq_block() | ({} if says == "the same" else {"desc_act": True})
+    (folder / "quantize_config.json").write_text(json.dumps(block))
+    failures = api.verify(folder, original, level="structure").failures
+    assert [f.tensor for f in failures] == ([] if says == "the same" else ["quantize_config.json"])
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "says"),
+    [
+        ("gptq", {"checkpoint_format": "gptq_v3"}, "checkpoint_format is 'gptq_v3'"),
+        ("gptq", {"checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
+        ("gptq", {"is_marlin_format": True}, "is_marlin_format is true"),
+        ("gptq", {"bits": 3}, "bits is 3"),
+        ("awq", {"bits": 8}, "bits is 8"),
+        ("awq", {"version": "gemv"}, "version is 'gemv'"),
+        ("auto-round", {"packing_format": "auto_round:fake"}, "packing_format is 'auto_round:fa"),
+        ("gptq", {"quant_method": "exl3"}, "the checkpoint is quantised by exl3"),
+    ],
+)
+def test_formats_that_nobody_here_reads_are_refused_by_name(copied, case, changes, says):
+    folder, _, _ = copied(case, **changes)
+    with pytest.raises(FormatError, match=says):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "block", "says"),
+    [
+        (lambda t: t.pop(UP + "qzeros"), {}, "qweight has no qzeros beside it"),
+        (lambda t: t.pop(UP + "scales"), {}, "qweight has no scales beside it"),
+        (lambda t: t.pop(UP + "g_idx"), {"desc_act": True}, "qweight has no g_idx beside it"),
+        (lambda t: t.update({UP + "scales": t[UP + "scales"][:3]}), {}, "no whole number of 3"),
+        (lambda t: t.pop(UP + "qweight"), {}, "was written by GPTQ"),
+        (None, {"bits": 8}, "has 4 bits by its shape, but quantization_config says 8"),
+        (None, {"group_size": 64}, "has groups of 32 columns by its shape"),
+        (
+            None,
+            {"quant_method": "awq", "checkpoint_format": None},
+            "is laid out as GPTQ, but quantization_config says",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_by_name(copied, tmp_path, change, block, says):
+    case = "gptq-order" if "desc_act" in block else "gptq"
+    folder, _, _ = copied(case, change, **block)
+    with pytest.raises(FormatError, match=says):
+        api.convert(folder, tmp_path / "out", KEEP, FAST)
+    assert says in " ".join(f"{p['tensor']} {p['problem']}" for p in api.inspect(folder).problems)
+
+
+def _outside(tensors):
+    tensors[UP + "g_idx"][5] = 99
+
+
+def _zeros(tensors):
+    tensors[UP + "qzeros"] += 1
+
+
+def test_a_group_that_has_no_step_is_refused_by_name(copied, tmp_path):
+    folder, original, _ = copied("gptq-order", _outside)
+    with pytest.raises(QuantError, match=r"layers.1.mlp.up_proj.*column 5 is in group 99"):
+        api.convert(folder, tmp_path / "out", KEEP, FAST)
+    failures = api.verify(folder, original).failures
+    assert (UP + "g_idx", "has 1 columns in a group that has no scale") in [
+        (failure.tensor, failure.problem) for failure in failures
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "block", "says"),
+    [
+        (_zeros, {}, "has zero points, but sym is true"),
+        (None, {"desc_act": False}, "in another order, but desc_act is false"),
+        (None, {"dynamic": {"-:.*up_proj": {}}}, "but dynamic in config.json leaves it alone"),
+    ],
+)
+def test_what_an_engine_would_read_otherwise_is_named(copied, change, block, says):
+    folder, original, _ = copied("gptq-order" if "desc_act" in block else "gptq", change, **block)
+    failures = api.verify(folder, original, level="structure").failures
+    assert failures
+    assert all(says in failure.problem for failure in failures), failures
+
+
+def test_a_list_of_awq_that_names_a_part_of_a_quantised_name_is_named(copied):
+    folder, original, _ = copied("awq", modules_to_not_convert=["mlp.gate"])
+    failures = api.verify(folder, original, level="structure").failures
+    assert {f.tensor.rsplit(".", 1)[-1] for f in failures} == {"gate_proj"}
+
+
+def test_experts_that_no_rule_leaves_alone_are_named(tmp_path):
+    """vLLM takes experts for quantised, whatever their headers say."""
+    source, original, _ = source_of(
+        tmp_path, *CASES["gptq"][:2], gptq_block(dynamic=None), moe=True
+    )
+    failures = api.verify(source, original, level="structure").failures
+    assert failures
+    assert all(f.tensor.startswith("mtp.layers.0.mlp.experts.") for f in failures)
+    assert all("vLLM looks for its codes" in f.problem for f in failures)
+
+
+@pytest.mark.parametrize("change", ["double", "swap", "flip"])
+@pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-8"])
+def test_what_no_right_encoder_writes_is_named(copied, case, change):
+    def damage(tensors):
+        words = next(n for n in (UP + "qweight", UP + "weight_packed") if n in tensors)
+        steps = next(n for n in (UP + "scales", UP + "weight_scale") if n in tensors)
+        if change == "double":
+            tensors[steps][:2] *= 2
+        elif change == "swap":
+            tensors[words] = tensors[words].roll(1, 1)
+        else:
+            tensors[words] = ~tensors[words]
+
+    folder, original, _ = copied(case, damage)
+    failures = api.verify(folder, original).failures
+    assert {f.tensor for f in failures} <= {UP + "qweight", UP + "weight_packed"}, failures
+    assert failures

@@ -22,6 +22,7 @@ from qwen35_convert.containers.safetensors.sides.processors import (
     processor,
     videos,
 )
+from qwen35_convert.containers.safetensors.sides.quantiser_files import repeats_block
 from qwen35_convert.containers.safetensors.sides.reader import (
     ADDED_TOKENS,
     GENERATION,
@@ -137,6 +138,8 @@ def _strange(ours: Sides, theirs: Sides) -> Iterator[Failure]:
     for name in engine_files(ours.checkpoint.folder, OTHERS):
         if fnmatchcase(name, NAMED):
             continue  # compared as templates
+        if repeats_block(ours.checkpoint, name):
+            continue
         there, same = _in_source(name, ours, theirs)
         if not same:
             comes = next(OTHERS[pattern] for pattern in OTHERS if fnmatchcase(name, pattern))

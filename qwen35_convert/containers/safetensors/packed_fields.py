@@ -1,0 +1,113 @@
+"""What a config of GPTQ, AWQ or AutoRound says, held against the packed weights.
+
+    lists     `dynamic` (GPTQ) and `modules_to_not_convert` (AWQ) leave modules alone. vLLM takes a
+              linear for quantised by its header, but experts by these lists
+    sym       engines do not read zero points of symmetric weights
+    desc_act  without it vLLM does not read which group a column is in
+
+Bits and groups are compared where weights are recognised. AutoRound's lists are not judged: its
+engines take what they do not name from the tensors.
+
+Source: vLLM's `GPTQMarlinConfig` and `AWQMarlinConfig` at 0.26 and 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
+from formats.family.packings import PACKINGS, left_alone, promised
+from quant.errors import QuantError
+from quant.fourbit.columns import groups_of
+from quant.fourbit.parts import ORDER, SCALE, ZERO
+from quant.fourbit.qweight import Gptq, Turned
+from quant.stored import Value, open_value
+from qwen35_convert.containers.safetensors.ignored_modules import modules_of
+from qwen35_convert.containers.safetensors.quantization_config import module_of
+from qwen35_convert.failure import Failure
+
+# Hub's name and vLLM's of the same module.
+HUB_INNER, VLLM_INNER = "model.language_model.", "language_model.model."
+Leaves = Callable[[str, Mapping[str, Any]], bool]
+
+
+def _gptq_leaves(module: str, block: Mapping[str, Any]) -> bool:
+    return left_alone(module, block.get("dynamic"))
+
+
+def _awq_leaves(module: str, block: Mapping[str, Any]) -> bool:
+    """Compare parts of names, as vLLM does."""
+    listed = block.get("modules_to_not_convert")
+    return isinstance(listed, list) and any(str(entry) in module for entry in listed)
+
+
+LISTS: dict[str, tuple[str, Leaves]] = {
+    "gptq": ("dynamic", _gptq_leaves),
+    "awq": ("modules_to_not_convert", _awq_leaves),
+}
+
+
+def packed_failures(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield modules that a list or a field makes something else of than what is stored."""
+    block = artifact.config.quantization or {}
+    method = str(block.get("quant_method"))
+    if method not in PACKINGS:
+        return
+    if method in LISTS:
+        yield from _other_forms(artifact, method)
+        yield from _listed(artifact, block, *LISTS[method])
+    for atom in artifact.layout.atoms.values():
+        if isinstance(atom.form, Gptq):
+            yield from _unread(open_value(artifact, atom), atom, block)
+
+
+def _other_forms(artifact: Checkpoint, method: str) -> Iterator[Failure]:
+    for atom in artifact.layout.atoms.values():
+        if atom.quantized and not isinstance(atom.form, Turned):
+            yield Failure(atom.stored, f"is {atom.scheme}, but quant_method is {method!r}")
+
+
+def _listed(
+    artifact: Checkpoint, block: Mapping[str, Any], field: str, leaves: Leaves
+) -> Iterator[Failure]:
+    for module, quantized in modules_of(artifact).items():
+        left = [leaves(name, block) for name in _names(module)]
+        if quantized and all(left):
+            yield Failure(module, f"is quantised, but {field} in config.json leaves it alone")
+        elif ".experts." in module and not quantized and not any(left):
+            problem = f"is not quantised, but {field} in config.json does not leave it alone"
+            yield Failure(module, f"{problem}: vLLM looks for its codes")
+
+
+def _names(module: str) -> list[str]:
+    """Return a module's names in engines; vLLM asks for all experts of a layer at once."""
+    head, experts, _ = module.partition(".experts.")
+    asked = f"{head}.experts" if experts else module
+    names = [asked]
+    if asked.startswith(HUB_INNER):
+        names.append(VLLM_INNER + asked.removeprefix(HUB_INNER))
+    return names
+
+
+def _unread(value: Value, atom: Atom, block: Mapping[str, Any]) -> Iterator[Failure]:
+    """Yield zero points and groups of columns that engines do not read by what the config says."""
+    said = promised(module_of(atom.weight), block)
+    stored = dict(
+        zip((part.key for part in value.scheme.parts("", (8, 8))), atom.parts, strict=True)
+    )
+    if said.get("sym") is True and bool(value.shared[ZERO].data.any()):
+        yield Failure(stored[ZERO], "has zero points, but sym is true: engines do not read them")
+    if said.get("desc_act") is False and ORDER in stored and _moved(value):
+        problem = "says that columns are in another order, but desc_act is false"
+        yield Failure(stored[ORDER], f"{problem}: vLLM does not read it")
+
+
+def _moved(value: Value) -> bool:
+    """Whether columns are in another order; groups that are not there are named elsewhere."""
+    order, groups = value.shared[ORDER].data, value.shared[SCALE].data.shape[1]
+    try:
+        return groups_of(order, len(order), groups) is not None
+    except QuantError:
+        return False
