@@ -14,6 +14,7 @@ from quant.errors import QuantError
 from quant.fourbit.integer import INT4, INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
+from quant.fourbit.qweight import GPTQ, GPTQ_WRITTEN
 from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml.scheme import GgmlTypes
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, MXFP4, INT4, INT8)
 }
+# What a scheme is in a dialect that has another layout for it.
+OTHER_FORMS: dict[tuple[str, str], Scheme] = {("int4", GPTQ): GPTQ_WRITTEN}
 RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, MXFP4, INT4, INT8, QWEIGHTS, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
@@ -46,7 +49,15 @@ def get_scheme(name: str, choices: Choices = USUAL) -> Scheme:
     """
     if name not in SCHEMES:
         raise unknown("scheme", name, [*SCHEMES, KEEP])
-    return SCHEMES[name].with_choices(choices)
+    scheme = OTHER_FORMS.get((name, choices.dialect), SCHEMES[name])
+    if choices.dialect not in scheme.dialects:
+        other = [known for known, dialect in OTHER_FORMS if dialect == choices.dialect]
+        able = other + [one.name for one in SCHEMES.values() if choices.dialect in one.dialects]
+        raise QuantError(
+            f"{name} cannot be written in the dialect {choices.dialect},\n"
+            f"  expected {' or '.join([*able, KEEP])}, or the dialect {scheme.dialects[0]}"
+        )
+    return scheme.with_choices(choices)
 
 
 def get_schemes(names: Iterable[str], choices: Choices = USUAL) -> dict[str, Scheme]:

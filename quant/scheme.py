@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from quant.measure import Error
 
 Shape = tuple[int, ...]
+COMPRESSED = "compressed-tensors"
 # What `prepare` found out about whole weights, for `encode`.
 Prepared = Any
 
@@ -58,11 +59,13 @@ class Choices:
     scale      the type of FP8's scales
     group      columns that share a step
     symmetric  whether there are no zero points
+    dialect    whose names and config are written
     """
 
     scale: str = "pow2"
     group: int | None = None
     symmetric: bool | None = None
+    dialect: str = COMPRESSED
 
 
 USUAL = Choices()
@@ -95,6 +98,11 @@ class Scheme(StoredForm, Recogniser, Protocol):
     @property
     def looked_up(self) -> bool:
         """Whether engines read an embedding that is stored so."""
+        ...
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """Whose names and configs it can be written with."""
         ...
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
@@ -206,6 +214,7 @@ class Usual:
 
     row_multiple: int = 1
     looked_up: bool = False
+    dialects: tuple[str, ...] = (COMPRESSED,)
 
     @property
     def bounded(self) -> bool:

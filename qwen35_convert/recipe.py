@@ -85,6 +85,7 @@ class Quantize(_Part):
     scale: Literal["pow2", "float32", "bfloat16"] = "pow2"
     group: Literal[32, 64, 128] | None = None
     symmetric: bool | None = None
+    dialect: Literal["compressed-tensors", "modelopt", "gptq"] = "compressed-tensors"
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
     imatrix: str | None = None
@@ -92,7 +93,7 @@ class Quantize(_Part):
     @property
     def choices(self) -> Choices:
         """Return what is chosen of schemes that have a choice."""
-        return Choices(self.scale, self.group, self.symmetric)
+        return Choices(self.scale, self.group, self.symmetric, self.dialect)
 
     @field_validator("rules", mode="before")
     @classmethod

@@ -279,7 +279,7 @@ class Int4(Steps):
         return replace(usual, read=usual.read + spread, compare=usual.compare + spread)
 
     def with_choices(self, choices: Choices) -> Int4:
-        """Return it with this group and these zero points. QuantError for a group none runs."""
+        """Return it with this group and these zero points. QuantError for what no engine runs."""
         group = choices.group or self.group
         if group not in GROUPS:
             known = ", ".join(map(str, GROUPS))

@@ -9,6 +9,9 @@
 w ~ (code - zero) * scale. Turned around they are compressed-tensors' parts, so all but names and
 packing is `Int4`'s. GPTQ's first version stores zeros less one, which no header shows.
 
+GPTQ's is written too: symmetric, which is what vLLM runs, and with columns in order. vLLM casts the
+scales to the model's type, so steps are rounded to bfloat16 first, and have to be float16 as well.
+
 Source: gptqmodel at 7.7, AutoRound at 0.16, AutoAWQ.
 """
 
@@ -19,16 +22,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from formats.tensor import TensorInfo
+from quant.errors import QuantError
 from quant.fourbit.integer import Int4, Steps
 from quant.fourbit.parts import ORDER, PACKED, SCALE, ZERO
-from quant.fourbit.words import in_a_word, one_more, unpack_awq, unpack_rows
-from quant.scheme import Part, Shape
+from quant.fourbit.words import (
+    in_a_word,
+    one_less,
+    one_more,
+    pack_columns,
+    pack_rows,
+    unpack_awq,
+    unpack_rows,
+)
+from quant.scheme import Choices, Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
+GPTQ = "gptq"
+LEAST_HALF = 2.0**-24
 WEIGHT, QWEIGHT, QZEROS, SCALES, G_IDX = "weight", "qweight", "qzeros", "scales", "g_idx"
 
 
@@ -61,6 +75,7 @@ class Gptq(Turned):
     """GPTQ's layout; `less_one`: it stores zeros less one."""
 
     less_one: bool = True
+    dialects: tuple[str, ...] = (GPTQ,)
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return codes, zero points, steps, and groups if columns say theirs."""
@@ -71,6 +86,53 @@ class Gptq(Turned):
         order = Part(ORDER, TensorInfo(base + G_IDX, "I32", (columns,)), rows=None)
         parts = [Part(PACKED, words, transposed=True), *self._grid(base, shape, zeros)]
         return (*parts, order) if self.ordered else tuple(parts)
+
+    def refuses(self, shape: Shape) -> str | None:
+        """Return why this shape has no whole groups or words, or None."""
+        odd = super(Gptq, self).refuses(shape)
+        if odd is None and shape[0] % in_a_word(self.bits):
+            return (
+                f"zero points of {in_a_word(self.bits)} rows share a word, it has {shape[0]} rows"
+            )
+        return odd
+
+    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return steps that float16 and bfloat16 have, and zero points. QuantError for inf."""
+        step, zero = super(Gptq, self).steps(low_B, high_B)
+        return _half(step), zero
+
+    def stored(self, codes_NK: Tensor, step_NG: Tensor, zero_NG: Tensor) -> dict[str, Tensor]:
+        """Return packed codes, steps, and packed zero points."""
+        import torch
+
+        zeros = pack_rows(zero_NG, self.bits)
+        return {
+            PACKED: pack_columns(codes_NK, self.bits),
+            SCALE: step_NG.to(torch.float16),
+            ZERO: one_less(zeros, self.bits) if self.less_one else zeros,
+        }
+
+    def with_choices(self, choices: Choices) -> Gptq:
+        """Return it with this group. QuantError for zero points, or a group that none runs."""
+        chosen = super(Gptq, self).with_choices(choices)
+        if not chosen.symmetric:
+            raise QuantError(
+                "int4 in the dialect gptq is symmetric: vLLM runs no other,\n"
+                "  expected symmetric: true, or the dialect compressed-tensors"
+            )
+        return replace(self, group=chosen.group)
+
+    def config_block(self, _kept: Sequence[str]) -> dict[str, Any]:
+        """Return what gptqmodel and vLLM read, but the rules for what is not quantised."""
+        return {
+            "quant_method": GPTQ,
+            "bits": self.bits,
+            "group_size": self.group,
+            "sym": self.symmetric,
+            "desc_act": self.ordered,
+            "checkpoint_format": "gptq" if self.less_one else "gptq_v2",
+            "pack_dtype": "int32",
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +158,23 @@ def _zeros(words: Tensor, *, bits: int, less_one: bool) -> Tensor:
     return unpack_rows(one_more(words, bits) if less_one else words, bits)
 
 
+def _half(step: Tensor) -> Tensor:
+    """Return bfloat16 steps as float16 holds them, in float32.
+
+    All from 2^-17 on are the same in both. Smaller ones become the next larger of float16's, which
+    bfloat16 has too, so that no weight is cut off.
+    """
+    import torch
+
+    larger = torch.copysign((step.abs() / LEAST_HALF).ceil() * LEAST_HALF, step)
+    half = larger.to(torch.float16).float()
+    if not bool(half.isfinite().all()):
+        raise QuantError(f"a step is {float(step.abs().max()):g}, beyond 65504 of float16")
+    return half
+
+
 GPTQ_4, GPTQ_8 = Gptq("gptq-int4", 4, 128), Gptq("gptq-int8", 8, 128)
+GPTQ_WRITTEN = replace(GPTQ_4, symmetric=True, scale_type="F16")
 AWQ_4 = Awq("awq-int4", 4, 128)
 
 

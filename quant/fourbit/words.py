@@ -77,9 +77,18 @@ def unpack_awq(words: Tensor) -> Tensor:
 def one_more(words: Tensor, bits: int) -> Tensor:
     """Return words with one added to each code, carried over as gptqmodel does.
 
-    Its words were made by taking one from each code in the same way, so a zero comes back too.
+    Its words were made by `one_less`, with the borrow, so that a zero comes back too.
     """
+    return _moved(words, bits, 1)
+
+
+def one_less(words: Tensor, bits: int) -> Tensor:
+    """Return words with one taken from each code."""
+    return _moved(words, bits, -1)
+
+
+def _moved(words: Tensor, bits: int, by: int) -> Tensor:
     import torch
 
     ones = sum(1 << shift for shift in range(0, WORD, bits))
-    return (words.long() + ones).to(torch.int32)
+    return (words.long() + by * ones).to(torch.int32)

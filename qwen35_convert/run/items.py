@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -323,20 +323,49 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
     scheme, prepared = item.scheme, worker.prepared.of(item)
     outputs = {output.key: output for output in item.outputs}
     at = dict.fromkeys(outputs, 0)
-    stored = scheme.parts("", value.shape)
-    whole = {part.key for part in stored if part.rows is None}
-    constant = _constants(stored)
+    stored = {part.key: part for part in scheme.parts("", value.shape)}
+    constant = _constants(stored.values())
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.exact(start, stop).to(worker.device)
         parts = worker.encode(item, w, prepared) | constant
-        encoded = [(outputs[key], at[key], as_bytes(part)) for key, part in parts.items()]
+        encoded = [
+            piece
+            for key, data in parts.items()
+            for piece in _pieces(outputs[key], stored[key], data, at[key])
+        ]
         yield Encoded(w, parts, encoded)
-        for output, _, data in encoded:
-            at[output.key] += 0 if output.key in whole else data.nbytes
+        for key, data in parts.items():
+            at[key] += _length(stored[key], data)
         value.release(start, stop)
 
 
-def _constants(parts: Sequence[Part]) -> dict[str, Tensor]:
+def _pieces(
+    output: Output, part: Part, data: Tensor, at: int
+) -> Iterator[tuple[Output, int, memoryview]]:
+    """Yield what an encoded part of some rows puts where; `at`: see `_length`.
+
+    Where columns come first, each of them goes to a line of its own.
+    """
+    if not part.transposed:
+        yield output, at, as_bytes(data)
+        return
+    whole, width = as_bytes(data.mT), data.shape[0] * data.element_size()
+    line = part.info.shape[-1] * data.element_size()
+    if width == line:
+        yield output, 0, whole
+        return
+    for column in range(data.shape[1]):
+        yield output, column * line + at, whole[column * width :][:width]
+
+
+def _length(part: Part, data: Tensor) -> int:
+    """Return how far on the next rows begin, in the part or in each line of it."""
+    if part.rows is None:
+        return 0
+    return data.shape[0] * data.element_size() if part.transposed else data.nbytes
+
+
+def _constants(parts: Iterable[Part]) -> dict[str, Tensor]:
     """Return the parts that follow from the shape."""
     import torch
 

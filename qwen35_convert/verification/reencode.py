@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,13 +164,17 @@ def _encoded(item: Item, source: Checkpoint, worker: Worker) -> Iterator[Encoded
 def _compare(
     files: Files, encoded: Sequence[tuple[Output, int, memoryview]], result: _Result
 ) -> None:
+    touched: Counter[str] = Counter()
     for output, start, data in encoded:
         got = files.view(output, start, data.nbytes)
         if not _same(got, data):
             mismatch = result.wrong.setdefault(output.name, Mismatch())
             mismatch.add(data, got, start)
         got.release()
-        files.release(data.nbytes)
+        touched[output.name] += max(data.nbytes, FOLIO)
+    sizes = {output.name: output.nbytes for output, _, _ in encoded}
+    for name, nbytes in touched.items():
+        files.release(min(nbytes, sizes[name]))
 
 
 def _same(one: memoryview, other: memoryview) -> bool:
