@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from quant.scheme import Choices
+from quant.scheme import COMPRESSED, Choices
 from qwen35_convert.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ class Recipe(_Part):
             raise ValueError(
                 f"export.format is {name}, which has its own layout: leave layout and experts out"
             )
+        if form.own_layout and self.quantize.dialect != COMPRESSED:
+            raise ValueError(f"export.format is {name}: leave quantize.dialect out")
         if not form.mixes and (self.quantize.mix != "ours" or self.quantize.imatrix):
             mixing = " or ".join(name for name, form in FORMATS.items() if form.mixes)
             raise ValueError(f"quantize.mix and quantize.imatrix are for export.format {mixing}")

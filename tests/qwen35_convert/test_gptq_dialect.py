@@ -157,6 +157,7 @@ def test_a_mixture_of_experts_is_written_and_proven(tmp_path):
         ("int4", ["quantize.symmetric=false"], "vLLM runs no other"),
         ("nvfp4a16", [], "nvfp4a16 cannot be written in the dialect gptq"),
         ("int4-mixed", [], "cannot be written in the dialect gptq"),
+        ("gguf-q8_0", [], "export.format is gguf: leave quantize.dialect out"),
         ("fp8-block", [], "expected int4 or keep, or the dialect compressed-tensors"),
     ],
 )

@@ -61,6 +61,7 @@ def test_a_bundled_recipe_resolves_to_plain_values():
             "scale": "pow2",
             "group": None,
             "symmetric": None,
+            "dialect": "compressed-tensors",
             "rules": (),
             "mix": "ours",
             "imatrix": None,

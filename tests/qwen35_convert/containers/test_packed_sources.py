@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
 from quant.errors import QuantError
+from quant.stored import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.options import RunOptions
@@ -21,6 +22,7 @@ from tests import packed
 from tests.checkpoints import hub_config, make_weights, split_experts
 from tests.formats.layouts import FP8_ROLES, role_of
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import written
+from tests.qwen35_convert.hub.hub_server import only_hub
 
 NANO = Path(__file__).parents[2] / "data" / "nano-dense"
 KEEP = build_recipe({"layout": "hub", "quantize": {"scheme": "keep"}})
@@ -276,6 +278,37 @@ def test_it_is_converted_on_to_gguf(made, tmp_path, case):
 @pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-8"])
 def test_it_runs(made, case):
     assert "".join(api.run_text(made(case)[0], api.Prompt("In the beginning", max_tokens=3)))
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in config.json", "beside it"])
+@pytest.mark.parametrize("case", ["gptq-order", "awq"])
+def test_it_is_read_from_the_hub_as_it_comes(made, tmp_path, monkeypatch, case, beside):
+    source, _, exact = made(case)
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    if beside:
+        config = json.loads(files["config.json"])
+        name = "quant_config.json" if case == "awq" else "quantize_config.json"
+        files[name] = json.dumps(config.pop("quantization_config")).encode()
+        files["config.json"] = json.dumps(config).encode()
+    with only_hub(tmp_path, monkeypatch) as hub:
+        hub.repo("acme/Packed").commit(files)
+        streamed = RunOptions(workers=1, stream=True)
+        done = api.convert("acme/Packed", tmp_path / "out", KEEP, options=streamed)
+    assert done.report.passed, done.report.failures
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(found[n], v.float().bfloat16()) for n, v in exact.items())
+
+
+@pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-asymmetric"])
+def test_any_rows_are_read_by_themselves(made, case):
+    source, _, exact = made(case)
+    checkpoint = open_checkpoint(source)
+    value = open_value(checkpoint, checkpoint.layout.atoms["layers.1.mlp.up_proj"])
+    whole = exact[UP + "weight"].float()
+    for start, stop in ((0, 1), (3, 9), (8, 16), (383, 384), (5, 384)):
+        assert torch.equal(value.exact(start, stop), whole[start:stop])
+    index = torch.tensor([17, 3, 3, 300])
+    assert torch.equal(value.pick(index), whole[index])
 
 
 def test_experts_are_packed_one_by_one(tmp_path):
