@@ -44,7 +44,8 @@ def refuse_method(raw: dict[str, Any]) -> None:
             by = f"{method} {algo}" if algo else method
             raise FormatError(
                 f"config.json: the checkpoint is quantised by {by}, "
-                "expected BF16, F16, F32 or FP8 weights\n"
+                "expected BF16, F16, F32 or FP8 weights, or codes of compressed-tensors, GPTQ, "
+                "AWQ or AutoRound\n"
                 f"  fix   {FROM_ORIGINAL}"
             )
         odd = odd_packing(block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from formats.family.packings import promised
 from quant.fourbit.targets import bits_of
 
 if TYPE_CHECKING:
@@ -43,4 +44,5 @@ class PackedWords:
 
     def _is_wide(self, stored: str) -> bool:
         module, weight, _ = stored.rpartition(".weight")
-        return bool(weight) and bits_of(module, self.block) == 8
+        bits = bits_of(module, self.block) or promised(module, self.block).get("bits")
+        return bool(weight) and bits == 8

@@ -106,6 +106,11 @@ CASES = {
         partial(packed.compressed, symmetric=True),
         auto_round_block("auto_round:llm_compressor"),
     ),
+    "auto-round-compressed-8": (
+        {"symmetric": True, "bits": 8},
+        partial(packed.compressed, symmetric=True),
+        auto_round_block("auto_round:llm_compressor", bits=8),
+    ),
     "compressed": ({"symmetric": True}, partial(packed.compressed, symmetric=True),
                    compressed_block()),
     "compressed-f16": (
