@@ -50,7 +50,7 @@ def refuse_method(raw: dict[str, Any]) -> None:
             )
         odd = odd_packing(block)
         if odd is not None:
-            raise FormatError(f"config.json: {BLOCK}", odd[0], odd[1], FROM_ORIGINAL)
+            raise FormatError(f"config.json: {BLOCK} of {method}", odd[0], odd[1], FROM_ORIGINAL)
         size = block.get("weight_block_size")
         if size not in (None, [EDGE, EDGE]):
             raise FormatError(

@@ -98,7 +98,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "quantised-text": {"quantization_config": "fp8"},
     "quantised-method-list": {"quantization_config": {"quant_method": ["fp8"]}},
     "quantised-method-object": {"quantization_config": {"quant_method": {}}},
-    "quantised-method-other": {"quantization_config": {"quant_method": "gptq"}},
+    "quantised-method-other": {"quantization_config": {"quant_method": "exl3"}},
     "quantised-block": {"quantization_config": {"quant_method": "fp8", "weight_block_size": "x"}},
     "quantised-block-one": {
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 1]}

@@ -53,7 +53,7 @@ def packed_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield modules that a list or a field makes something else of than what is stored."""
     block = artifact.config.quantization or {}
     method = str(block.get("quant_method"))
-    if method not in PACKINGS:
+    if method not in PACKINGS or not any(a.quantized for a in artifact.layout.atoms.values()):
         return
     if method in LISTS:
         yield from _other_forms(artifact, method)

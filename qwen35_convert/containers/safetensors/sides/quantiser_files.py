@@ -17,7 +17,8 @@ FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json"
 def repeats_block(artifact: Checkpoint, name: str) -> bool:
     """Whether a file says no more than the quantization_config that the artifact has."""
     block = artifact.config.quantization or {}
-    if name not in FILES or block.get("quant_method") not in PACKINGS:
+    packed = any(atom.quantized for atom in artifact.layout.atoms.values())
+    if name not in FILES or not packed or block.get("quant_method") not in PACKINGS:
         return False
     try:
         said = read_object(artifact.folder / name)
