@@ -48,6 +48,7 @@ class Plain(Usual):
         _prepared: None = None,
         _importance: Tensor | None = None,
         _out: Tensor | None = None,
+        factor: None = None,
     ) -> dict[str, Tensor]:
         """Return the values in the type of this form, whose range they must not leave."""
         from formats.safetensors.file import torch_dtype

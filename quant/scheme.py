@@ -26,6 +26,8 @@ Shape = tuple[int, ...]
 COMPRESSED = "compressed-tensors"
 # What `prepare` found out about whole weights, for `encode`.
 Prepared = Any
+# A `quant.fourbit.hessian.Factor`, for schemes that are calibrated.
+Factor = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,11 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """Whose names and configs it can be written with."""
         ...
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether `encode` takes the importance of a text's inputs, and their Hessian's factor."""
+        ...
+
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the stored tensors of a weight of this name; the first has the weight's rows."""
         ...
@@ -127,11 +134,13 @@ class Scheme(StoredForm, Recogniser, Protocol):
         prepared: Prepared = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return the parts of rows by key; one that all rows share comes with every range.
 
         w_NK        [N, K] bfloat16, float16 or float32, contiguous or not
         importance  what an error of each column weighs, float32 [K], for the types that search
+        factor      of the inputs' Hessian, for a `calibrated` scheme: codes are chosen by GPTQ
         out         if given, where the first part goes: used memory is faster than fresh memory
 
         Raises QuantError if the weight holds a NaN or an infinity.
@@ -215,6 +224,11 @@ class Usual:
     row_multiple: int = 1
     looked_up: bool = False
     dialects: tuple[str, ...] = (COMPRESSED,)
+
+    @property
+    def calibrated(self) -> bool:
+        """Return False: no text changes what is stored."""
+        return False
 
     @property
     def bounded(self) -> bool:

@@ -58,6 +58,7 @@ class Toy(Usual):
         prepared: Tensor | None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: None = None,
     ) -> dict[str, Tensor]:
         assert prepared is not None, "the scale of the matrix comes first"
         scale = w_NK.float().abs().amax(-1, keepdim=True) / 127 / prepared

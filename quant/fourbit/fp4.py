@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from quant.fourbit.calibrate import Grid
+    from quant.fourbit.hessian import Factor
     from quant.measure import Error
 
 E2M1_MAX = 6.0
@@ -45,6 +47,11 @@ class Fp4(Usual):
     def label(self) -> str:
         """What a checkpoint of such weights is called."""
         return self.name
+
+    @property
+    def calibrated(self) -> bool:
+        """Return True: scales are searched for, codes chosen by GPTQ."""
+        return True
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the codes and the scales of the groups."""
@@ -76,18 +83,34 @@ class Fp4(Usual):
         prepared: Tensor | None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the nearest codes under the scales that the largest weights give."""
-        from quant.fourbit import cpu
+        """Return the nearest codes under the scales of the largest weights, or calibrated ones."""
+        import torch
 
-        assert importance is None, "codes are the nearest, whatever the column"
+        from quant.fourbit import calibrate, cpu
+
         low, high = cpu.extremes(w_NK, self.group)
         scale, step = self.scales(low.neg().maximum(high), prepared)
-        packed = cpu.encode_e2m1(cpu.grouped(w_NK, self.group), step).view(len(w_NK), -1)
+        weights = importance if factor is None else factor.diagonal
+        w_Bg = cpu.grouped(w_NK, self.group)
+        if weights is not None:
+            known = calibrate.weights_of(weights)
+            candidates = self.candidates(scale, prepared)
+            step, zero, scale = calibrate.sweep(w_NK, known, candidates, 0)
+            if factor is not None:
+                grid = calibrate.Grid(step, zero, scale)
+                units = calibrate.choose_units(w_NK, grid, factor, 0)
+                w_Bg, step = cpu.grouped(units, self.group), torch.ones_like(step)
+        packed = cpu.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
         return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}
 
     def scales(self, amax_B: Tensor, prepared: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what is stored for groups with these largest weights, and their steps."""
+        raise NotImplementedError
+
+    def candidates(self, scale_B: Tensor, prepared: Tensor | None) -> Iterator[Grid]:
+        """Yield scales near these, theirs first."""
         raise NotImplementedError
 
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from formats.stored import Recogniser
+    from quant.fourbit.calibrate import Grid
+    from quant.fourbit.hessian import Factor
     from quant.measure import Error
     from quant.scheme import Scheme
 
@@ -44,6 +46,8 @@ CODES = "codes"
 # Groups that engines have kernels for: Marlin's, Machete's.
 GROUPS = (32, 64, 128)
 IN_A_WORD = 8
+# Parts of the range of a group among which a step is searched for.
+SHRINKS = tuple(1 - part / 50 for part in range(20))
 SCALE_TYPES = ("BF16", "F16", "F32")
 
 
@@ -70,15 +74,41 @@ class Steps(Usual):
         _prepared: None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the nearest codes under the steps that the largest weights give."""
-        from quant.fourbit import cpu
+        """Return the nearest codes under the steps of the largest weights, or calibrated ones."""
+        import torch
 
-        assert importance is None, "codes are the nearest, whatever the column"
+        from quant.fourbit import calibrate, cpu
+
         size = self.size(w_NK.shape[1])
-        step, zero = self.steps(*cpu.extremes(w_NK, size))
-        codes = cpu.encode_int(cpu.grouped(w_NK, size), step, zero, self.bits).view(w_NK.shape)
+        low, high = cpu.extremes(w_NK, size)
+        step, zero = self.steps(low, high)
+        weights = importance if factor is None else factor.diagonal
+        w_Bg, used = cpu.grouped(w_NK, size), step
+        if weights is not None:
+            known = calibrate.weights_of(weights)
+            grid = calibrate.sweep(w_NK, known, self.candidates(low, high), self.bits)
+            step, zero, _ = grid
+            used = step
+            if factor is not None:
+                units = calibrate.choose_units(w_NK, grid, factor, self.bits)
+                w_Bg, used = cpu.grouped(units, size), torch.ones_like(step)
+        codes = cpu.encode_int(w_Bg, used, zero, self.bits).view(w_NK.shape)
         return self.stored(codes, step.view(len(w_NK), -1), zero.view(len(w_NK), -1))
+
+    def candidates(self, low_B: Tensor, high_B: Tensor) -> Iterator[Grid]:
+        """Yield steps and zero points for parts of this range, all of it first."""
+        from quant.fourbit.calibrate import Grid
+
+        for shrink in SHRINKS:
+            step, zero = self.steps(low_B * shrink, high_B * shrink)
+            yield Grid(step, zero, step)
+
+    @property
+    def calibrated(self) -> bool:
+        """Return True: steps are searched for, codes chosen by GPTQ."""
+        return True
 
     def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return step and zero point of groups whose weights lie between these."""

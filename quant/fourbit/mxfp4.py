@@ -18,9 +18,11 @@ from quant.fourbit.fp4 import Fp4
 from quant.fourbit.parts import SCALE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
+
+    from quant.fourbit.calibrate import Grid
 
 BIAS = 127
 NAN = 0xFF
@@ -38,6 +40,17 @@ class Mxfp4(Fp4):
         exponent = exponent - 3 + (mantissa >= 1.75 / 2).int()
         stored = torch.where(amax_B > 0, (exponent + BIAS).clamp(0, 2 * BIAS), 0).byte()
         return stored, _power(stored)
+
+    def candidates(self, scale_B: Tensor, _prepared: Tensor | None) -> Iterator[Grid]:
+        """Yield this exponent, the one below and the one above."""
+        import torch
+
+        from quant.fourbit.calibrate import Grid
+
+        for moved in (0, -1, 1):
+            stored = torch.where(scale_B > 0, (scale_B.int() + moved).clamp(1, 2 * BIAS), 0).byte()
+            step = _power(stored)
+            yield Grid(step, torch.zeros_like(step), stored)
 
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return 2^(scale - 127)."""

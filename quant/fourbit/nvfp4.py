@@ -25,11 +25,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from quant.fourbit.calibrate import Grid
+    from quant.fourbit.hessian import Factor
+
 E4M3_MAX = 448.0
 # E4M3's smallest normal number: Marlin flushes what is below.
 LEAST_SCALE = 2.0**-6
 # The scale of a group of zeros, which compressed-tensors writes.
 ZERO_SCALE = 0.125
+# Bytes of E4M3: those of 2^-6 and of 448, and how far from the usual scale one is searched for.
+# Five up is 1.5 times, where the largest weight becomes 4 instead of 6.
+LEAST_CODE, MOST_CODE = 0x08, 0x7E
+DOWN, UP = 4, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,21 @@ class Nvfp4(Fp4):
         codes = scale.to(torch.float8_e4m3fn)
         return codes, codes.float() / prepared
 
+    def candidates(self, scale_B: Tensor, prepared: Tensor | None) -> Iterator[Grid]:
+        """Yield the scales whose codes are near, this one first."""
+        import torch
+
+        from quant.fourbit.calibrate import Grid
+
+        assert prepared is not None, "the scale of the matrix comes first"
+        first, most = LEAST_CODE, MOST_CODE
+        for moved in sorted(range(-DOWN, UP + 1), key=abs):
+            code = (scale_B.view(torch.uint8).int() + moved).clamp(first, most).byte()
+            code = torch.where(scale_B.float() == ZERO_SCALE, scale_B.view(torch.uint8), code)
+            scale = code.view(torch.float8_e4m3fn)
+            step = scale.float() / prepared
+            yield Grid(step, torch.zeros_like(step), scale)
+
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return scale / global scale."""
         return rows[SCALE].float() / rows[GLOBAL].float()
@@ -78,10 +100,11 @@ class Nvfp4(Fp4):
         prepared: Tensor | None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return codes and scales, and the global scale as it is."""
         assert prepared is not None, "the scale of the matrix comes first"
-        rows = super(Nvfp4, self).encode(w_NK, prepared, importance, out)
+        rows = super(Nvfp4, self).encode(w_NK, prepared, importance, out, factor)
         return rows | {GLOBAL: prepared}
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:

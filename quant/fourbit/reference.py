@@ -1,8 +1,10 @@
-"""E2M1 codes and whole numbers, in plain torch: what the loops are held to, to the byte.
+"""E2M1 codes, whole numbers and GPTQ, in plain torch: what the loops are held to, to the byte.
 
     E2M1   0 .5 1 1.5 2 3 4 6 and their negatives, nearest, ties to the even code; 6 is the end
 
-Shape letters: B groups of g weights.
+A *unit* is a decoded weight over its step: an E2M1 value, or code - zero of a whole number.
+
+Shape letters: B groups of g weights; N rows, K columns of a weight.
 """
 
 from __future__ import annotations
@@ -56,3 +58,35 @@ def encode_int(w_Bg: Tensor, d_B: Tensor, zero_B: Tensor, bits: int) -> Tensor:
 def decode_int(codes_Bg: Tensor, d_B: Tensor, zero_B: Tensor) -> Tensor:
     """Return (codes - zero) * d, float32 [B, g]."""
     return (codes_Bg.float() - zero_B[:, None]) * d_B[:, None]
+
+
+def round_units(w: Tensor, d: Tensor, zero: Tensor, bits: int) -> Tensor:
+    """Return the units nearest to w / d, float32.
+
+    bits  of whole numbers; 0: E2M1
+    """
+    if bits:
+        end = 1 << (bits - 1)
+        return (w / d + zero).clamp(-end, end - 1).round() - zero
+    codes = encode_e2m1((w / d).reshape(1, -1), torch.ones(1))
+    return decode_e2m1(codes, torch.ones(1)).view(w.shape)
+
+
+def weigh_errors(w_Bg: Tensor, weight_Bg: Tensor, d_B: Tensor, zero_B: Tensor, bits: int) -> Tensor:
+    """Return the weighted sum of squared errors of the nearest codes, float32 [B]."""
+    d, zero = d_B[:, None], zero_B[:, None]
+    missed = w_Bg.float() - round_units(w_Bg.float(), d, zero, bits) * d
+    return (missed.square() * weight_Bg).sum(1)
+
+
+def feed_back(w_NK: Tensor, d_NK: Tensor, zero_NK: Tensor, upper_KK: Tensor, bits: int) -> Tensor:
+    """Return the units that GPTQ chooses, float32 [N, K], all columns in the factor's order.
+
+    Column by column the nearest unit is taken, and its error moved into the columns after it.
+    """
+    w, units = w_NK.clone(), torch.empty_like(w_NK)
+    for j in range(w.shape[1]):
+        units[:, j] = round_units(w[:, j], d_NK[:, j], zero_NK[:, j], bits)
+        missed = (w[:, j] - units[:, j] * d_NK[:, j]) / upper_KK[j, j]
+        w[:, j + 1 :] -= missed[:, None] * upper_KK[j, j + 1 :]
+    return units

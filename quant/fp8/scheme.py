@@ -144,6 +144,7 @@ class Fp8(Usual):
         _prepared: None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: None = None,
     ) -> dict[str, Tensor]:
         """Return the codes, in `out` if given, and the scale."""
         assert importance is None, "FP8 rounds to the nearest code, whatever the column"

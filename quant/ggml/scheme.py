@@ -81,6 +81,7 @@ class Ggml(Usual):
         _prepared: None = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: None = None,
     ) -> dict[str, Tensor]:
         """Return the blocks, uint8 [N, bytes of a row], in `out` if given."""
         rows = w_NK.reshape(-1, w_NK.shape[-1]).cpu()
