@@ -62,6 +62,16 @@ def as_bits(_context, x):
 
 
 @intrinsic
+def fma(_context, x, y, z):
+    """Return x y + z of float32, rounded once: the same on every machine."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.fma(*arguments)
+
+    return types.float32(x, y, z), generate
+
+
+@intrinsic
 def from_half(_context, bits):
     """Return the float16 of these bits as float32."""
 

@@ -1,33 +1,43 @@
-"""Grid that suit the inputs of a layer, and codes by GPTQ under such steps.
+"""Steps that suit the inputs of a layer, and codes by GPTQ under such steps.
 
-    sweep   of each group the step, among candidates, with the least sum of h_k (w_k - q_k)^2
-    gptq    then, column by column, the nearest code; its error is moved into the columns after it
+    sweep    of each group the step, among candidates, with the least sum of h_k (w_k - q_k)^2
+    gptq     then, column by column, the nearest code; its error is moved into the columns after it
+    settle   then each code again, the best one given all others, and bfloat16 steps likewise:
+             d H d^T never grows, and is a tenth less than after GPTQ alone on trained models
 
-h are mean squares of the inputs, the diagonal of their Hessian. Rows are independent of each other:
-ranges of rows get the same bytes as the whole.
+h are mean squares of the inputs, the diagonal of their Hessian H. Rows are independent: ranges of
+rows get the same bytes as the whole.
 
-Source: Frantar et al., GPTQ; llm-compressor at 0.14, `quantize_weight`, whose codes are these under
-the same steps and the same Hessian.
+Source: Frantar et al., GPTQ, whose codes llm-compressor's `quantize_weight` gives under the same
+steps and the same Hessian; Behdin et al., QuantEase, for codes one by one.
 
 Shape letters: N rows, K columns, G groups of g columns in a row, B = N G groups.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
-from quant.fourbit import reference
+from quant.fourbit import walk
 from quant.fourbit.cpu import grouped
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
+
+BLOCK = 128
+# Rows that are walked together: the factor is read once for all of them.
+ROWS = 256
+# How often every code is chosen again.
+PASSES = 3
 
 
 class Grid(NamedTuple):
@@ -57,29 +67,121 @@ def weights_of(importance_K: Tensor) -> Tensor:
 
 
 def sweep(w_NK: Tensor, weights_K: Tensor, candidates: Iterable[Grid], bits: int) -> Grid:
-    """Return of each group the candidate with the least weighted error, the first if several."""
-    best, least = None, None
-    for steps in candidates:
-        group = w_NK.numel() // len(steps.step)
-        w_Bg = grouped(w_NK, group)
-        weight_Bg = weights_K.reshape(-1, group).repeat(len(w_NK), 1)
-        error = reference.weigh_errors(w_Bg, weight_Bg, steps.step, steps.zero, bits)
-        if best is None or least is None:
-            best, least = steps, error
+    """Return of each group the candidate with the least weighted error, the first if several.
+
+    bits  of whole numbers; 0: E2M1
+    """
+    best: Grid | None = None
+    least, w = torch.empty(0), w_NK.float().cpu().contiguous()
+    for grid in candidates:
+        error = weigh_errors(w, weights_K, grid, bits)
+        if best is None:
+            best, least = grid, error
             continue
         better = error < least
-        pairs = zip(steps, best, strict=True)
-        best = Grid(*(torch.where(better, new, old) for new, old in pairs))
+        best = Grid(*(torch.where(better, *pair) for pair in zip(grid, best, strict=True)))
         least = error.minimum(least)
     assert best is not None, "a sweep needs candidates"
     return best
 
 
-def choose_units(w_NK: Tensor, steps: Grid, factor: Factor, bits: int) -> Tensor:
-    """Return the units that GPTQ chooses under given steps, float32 [N, K]."""
-    groups = len(steps.step) // len(w_NK)
-    group_K = factor.order.cpu() // (w_NK.shape[1] // groups)
-    step, zero = (x.view(-1, groups)[:, group_K] for x in (steps.step, steps.zero))
-    w = w_NK.float().cpu()[:, factor.order.cpu()]
-    units = reference.feed_back(w, step, zero, factor.upper.cpu(), bits)
-    return torch.empty_like(units).index_copy_(1, factor.order.cpu(), units)
+def weigh_errors(w_NK: Tensor, weights_K: Tensor, grid: Grid, bits: int) -> Tensor:
+    """Return the weighted sum of squared errors of the nearest codes, float32 [B]."""
+    w_Bg = grouped(w_NK, w_NK.numel() // len(grid.step))
+    out = torch.empty(len(w_Bg))
+    weight = weights_K.reshape(-1, w_Bg.shape[1])
+    arrays = (x.contiguous().numpy() for x in (w_Bg, weight, grid.step, grid.zero))
+    walk.weigh_errors(*arrays, _end(bits), out.numpy())
+    return out
+
+
+@dataclass(slots=True)
+class Rows:
+    """Some rows on their way to units, all on the CPU.
+
+    w      float32 [N, K]
+    d      float32 [N, G], steps
+    zero   float32 [N, G]
+    units  float32 [N, K], decoded weights over their steps
+    bits   of whole numbers; 0: E2M1
+    """
+
+    w: Tensor
+    d: Tensor
+    zero: Tensor
+    units: Tensor
+    bits: int
+
+    @property
+    def group(self) -> int:
+        """The columns of a group."""
+        return self.w.shape[1] // self.d.shape[1]
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first column of each block, and memory for what its columns move, [N, b]."""
+        columns = self.w.shape[1]
+        for first in range(0, columns, BLOCK):
+            yield first, torch.empty(len(self.w), min(BLOCK, columns - first))
+
+
+def choose_units(
+    w_NK: Tensor, grid: Grid, factor: Factor, bits: int, *, passes: int = PASSES
+) -> tuple[Tensor, Tensor]:
+    """Return units, float32 [N, K], and the steps that they belong to, [B].
+
+    passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
+    """
+    factor, shape = factor.on_cpu(), (len(w_NK), -1)
+    w, units = w_NK.cpu(), torch.empty(w_NK.shape)
+    step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
+    for first in range(0, len(w), ROWS):
+        w_nK, d, shift, out = (x[first : first + ROWS] for x in (w, step, zero, units))
+        rows = Rows(w_nK.float().contiguous(), d, shift, out, bits)
+        feed_back(rows, factor)
+        for _ in range(passes):
+            settle(rows, factor)
+    return units, step.view(-1)
+
+
+def feed_back(rows: Rows, factor: Factor) -> None:
+    """Fill in the units that GPTQ chooses."""
+    order, upper = factor.order, factor.upper.numpy()
+    group_K = order // rows.group
+    ordered = rows.w[:, order], rows.d[:, group_K], rows.zero[:, group_K]
+    w, d, zero = (x.contiguous().numpy() for x in ordered)
+    units = torch.empty(rows.w.shape)
+    for first, missed in rows.blocks():
+        moved = missed.numpy()
+        walk.walk_block(w, d, zero, upper, _end(rows.bits), first, units.numpy(), moved)
+        walk.subtract(w, moved, upper, first, first + moved.shape[1])
+    rows.units.index_copy_(1, order, units)
+
+
+def settle(rows: Rows, factor: Factor) -> None:
+    """Choose each unit again, and steps of whole numbers in groups of up to a block."""
+    slope = _slope(rows, factor)
+    hessian, added = factor.hessian.numpy(), np.float32(factor.added)
+    refit = rows.bits > 0 and rows.group <= BLOCK
+    arrays = (x.numpy() for x in (rows.units, rows.d, rows.zero, slope))
+    units, d, zero, pull = arrays
+    for first, moved in rows.blocks():
+        walk.settle_block(
+            units, d, zero, pull, hessian, added, _end(rows.bits), first, rows.group, refit,
+            moved.numpy(),
+        )  # fmt: skip
+        walk.subtract(pull, moved.numpy(), hessian, first, 0)
+        slope[:, first : first + BLOCK] -= moved * factor.added
+
+
+def _slope(rows: Rows, factor: Factor) -> Tensor:
+    """Return (w - q) H of the damped Hessian, float32 [N, K]."""
+    missed = rows.units * rows.d.repeat_interleave(rows.group, 1) - rows.w
+    slope = missed * -factor.added
+    for first, moved in rows.blocks():
+        moved.copy_(missed[:, first : first + BLOCK])
+        walk.subtract(slope.numpy(), moved.numpy(), factor.hessian.numpy(), first, 0)
+    return slope
+
+
+def _end(bits: int) -> np.float32:
+    return np.float32(1 << (bits - 1) if bits else 0)

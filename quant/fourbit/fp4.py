@@ -100,7 +100,7 @@ class Fp4(Usual):
             step, zero, scale = calibrate.sweep(w_NK, known, candidates, 0)
             if factor is not None:
                 grid = calibrate.Grid(step, zero, scale)
-                units = calibrate.choose_units(w_NK, grid, factor, 0)
+                units, _ = calibrate.choose_units(w_NK, grid, factor, 0)
                 w_Bg, step = cpu.grouped(units, self.group), torch.ones_like(step)
         packed = cpu.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
         return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}

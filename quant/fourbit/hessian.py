@@ -34,11 +34,22 @@ class Factor:
     upper     [K, K] float32, upper Cholesky factor of its inverse, rows and columns in `order`
     order     [K] int64, columns by their mean square, the largest first
     diagonal  [K] float32, mean squares of the inputs, or a multiple of them
+    hessian   [K, K] float32, as it was given: not damped, not in order
+    added     what damping adds to its diagonal
     """
 
     upper: Tensor
     order: Tensor
     diagonal: Tensor
+    hessian: Tensor
+    added: float
+
+    def on_cpu(self) -> Factor:
+        """Return it in the CPU's memory, rows one after another."""
+        upper, order, diagonal, hessian = (
+            x.cpu().contiguous() for x in (self.upper, self.order, self.diagonal, self.hessian)
+        )
+        return Factor(upper, order, diagonal, hessian, self.added)
 
 
 def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
@@ -57,9 +68,11 @@ def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
         raise QuantError("the Hessian is zero: no token reached this weight")
     order = diagonal.argsort(descending=True, stable=True)
     while damp <= MOST:
-        lower = _cholesky(hessian_KK, order.flip(0), damp * float(diagonal[moved].mean()))
+        added = damp * float(diagonal[moved].mean())
+        lower = _cholesky(hessian_KK, order.flip(0), added)
         if lower is not None:
-            return Factor(_inverse(lower).flip(0, 1).float().contiguous(), order, diagonal)
+            upper = _inverse(lower).flip(0, 1).float().contiguous()
+            return Factor(upper, order, diagonal, hessian_KK.float(), added)
         damp = max(damp * HARDER, DAMP)
     raise QuantError("the Hessian is not positive definite, whatever is added to its diagonal")
 

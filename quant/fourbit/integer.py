@@ -92,7 +92,7 @@ class Steps(Usual):
             step, zero, _ = grid
             used = step
             if factor is not None:
-                units = calibrate.choose_units(w_NK, grid, factor, self.bits)
+                units, step = calibrate.choose_units(w_NK, grid, factor, self.bits)
                 w_Bg, used = cpu.grouped(units, size), torch.ones_like(step)
         codes = cpu.encode_int(w_Bg, used, zero, self.bits).view(w_NK.shape)
         return self.stored(codes, step.view(len(w_NK), -1), zero.view(len(w_NK), -1))

@@ -72,13 +72,6 @@ def round_units(w: Tensor, d: Tensor, zero: Tensor, bits: int) -> Tensor:
     return decode_e2m1(codes, torch.ones(1)).view(w.shape)
 
 
-def weigh_errors(w_Bg: Tensor, weight_Bg: Tensor, d_B: Tensor, zero_B: Tensor, bits: int) -> Tensor:
-    """Return the weighted sum of squared errors of the nearest codes, float32 [B]."""
-    d, zero = d_B[:, None], zero_B[:, None]
-    missed = w_Bg.float() - round_units(w_Bg.float(), d, zero, bits) * d
-    return (missed.square() * weight_Bg).sum(1)
-
-
 def feed_back(w_NK: Tensor, d_NK: Tensor, zero_NK: Tensor, upper_KK: Tensor, bits: int) -> Tensor:
     """Return the units that GPTQ chooses, float32 [N, K], all columns in the factor's order.
 
