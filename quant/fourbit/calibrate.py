@@ -37,7 +37,7 @@ BLOCK = 128
 # Rows that are walked together: the factor is read once for all of them.
 ROWS = 256
 # How often every code is chosen again.
-PASSES = 3
+PASSES = 6
 
 
 class Grid(NamedTuple):
@@ -131,16 +131,33 @@ def choose_units(
 
     passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
     """
+    if w_NK.is_cuda:
+        return _choose_there(w_NK, grid, factor, bits, passes)
     factor, shape = factor.on_cpu(), (len(w_NK), -1)
-    w, units = w_NK.cpu(), torch.empty(w_NK.shape)
+    units = torch.empty(w_NK.shape)
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
-    for first in range(0, len(w), ROWS):
-        w_nK, d, shift, out = (x[first : first + ROWS] for x in (w, step, zero, units))
+    for first in range(0, len(w_NK), ROWS):
+        w_nK, d, shift, out = (x[first : first + ROWS] for x in (w_NK, step, zero, units))
         rows = Rows(w_nK.float().contiguous(), d, shift, out, bits)
         feed_back(rows, factor)
         for _ in range(passes):
             settle(rows, factor)
     return units, step.view(-1)
+
+
+def _choose_there(
+    w_NK: Tensor, grid: Grid, factor: Factor, bits: int, passes: int
+) -> tuple[Tensor, Tensor]:
+    """Return what `choose_units` does, computed on the weight's own device."""
+    from quant.fourbit import batched
+
+    shape, where = (len(w_NK), -1), w_NK.device
+    d, zero = (x.clone().view(shape).to(where) for x in (grid.step, grid.zero))
+    rows = Rows(w_NK.float(), d, zero, torch.empty(w_NK.shape, device=where), bits)
+    batched.feed_back(rows, factor)
+    for _ in range(passes):
+        batched.settle(rows, factor)
+    return rows.units.cpu(), rows.d.cpu().reshape(-1)
 
 
 def feed_back(rows: Rows, factor: Factor) -> None:
