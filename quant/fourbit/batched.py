@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quant.fourbit.rows import BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from quant.fourbit.calibrate import Rows
     from quant.fourbit.hessian import Factor
-
-BLOCK = 128
-TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    from quant.fourbit.rows import Rows
 
 
 def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:

@@ -16,7 +16,6 @@ Shape letters: N rows, K columns, G groups of g columns in a row, B = N G groups
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,16 +23,16 @@ import torch
 
 from quant.fourbit import walk
 from quant.fourbit.cpu import grouped
+from quant.fourbit.rows import BLOCK, Rows
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
 
-BLOCK = 128
 # Rows that are walked together: the factor is read once for all of them.
 ROWS = 256
 # How often every code is chosen again.
@@ -93,35 +92,6 @@ def weigh_errors(w_NK: Tensor, weights_K: Tensor, grid: Grid, bits: int) -> Tens
     arrays = (x.contiguous().numpy() for x in (w_Bg, weight, grid.step, grid.zero))
     walk.weigh_errors(*arrays, _end(bits), out.numpy())
     return out
-
-
-@dataclass(slots=True)
-class Rows:
-    """Some rows on their way to units, all on the CPU.
-
-    w      float32 [N, K]
-    d      float32 [N, G], steps
-    zero   float32 [N, G]
-    units  float32 [N, K], decoded weights over their steps
-    bits   of whole numbers; 0: E2M1
-    """
-
-    w: Tensor
-    d: Tensor
-    zero: Tensor
-    units: Tensor
-    bits: int
-
-    @property
-    def group(self) -> int:
-        """The columns of a group."""
-        return self.w.shape[1] // self.d.shape[1]
-
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first column of each block, and memory for what its columns move, [N, b]."""
-        columns = self.w.shape[1]
-        for first in range(0, columns, BLOCK):
-            yield first, torch.empty(len(self.w), min(BLOCK, columns - first))
 
 
 def choose_units(

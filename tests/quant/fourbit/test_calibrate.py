@@ -14,6 +14,7 @@ from quant.fourbit.integer import INT4, INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL
+from quant.fourbit.rows import Rows
 from quant.fp8.scheme import BLOCKS
 from quant.registry import SCHEMES
 from quant.scheme import Choices
@@ -143,7 +144,7 @@ def test_what_a_gpu_runs_is_as_good(bits, passes):
     known, step = factor(h), torch.full((24, 11), 0.01)
     found = []
     for module in (calibrate, batched):
-        rows = calibrate.Rows(w, step.clone(), 0 * step, torch.empty_like(w), bits)
+        rows = Rows(w, step.clone(), 0 * step, torch.empty_like(w), bits)
         module.feed_back(rows, known)
         for _ in range(passes):
             module.settle(rows, known)

@@ -1,0 +1,47 @@
+"""Rows of a weight while codes are chosen for them, and the blocks of columns they are walked in.
+
+Shape letters: N rows, K columns, G groups of a row, b columns of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+BLOCK = 128
+
+
+@dataclass(slots=True)
+class Rows:
+    """Some rows on their way to units, all on one device.
+
+    w      float32 [N, K]
+    d      float32 [N, G], steps
+    zero   float32 [N, G]
+    units  float32 [N, K], decoded weights over their steps
+    bits   of whole numbers; 0: E2M1
+    """
+
+    w: Tensor
+    d: Tensor
+    zero: Tensor
+    units: Tensor
+    bits: int
+
+    @property
+    def group(self) -> int:
+        """The columns of a group."""
+        return self.w.shape[1] // self.d.shape[1]
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield the first column of each block, and memory for what its columns move, [N, b]."""
+        import torch
+
+        columns = self.w.shape[1]
+        for first in range(0, columns, BLOCK):
+            yield first, torch.empty(len(self.w), min(BLOCK, columns - first))
