@@ -107,14 +107,15 @@ def _decompressed(folder: Path) -> Weights:
 
 
 ROUND: dict[str, dict[str, Any]] = {
-    "nvfp4a16": {"scheme": "NVFP4", "act_bits": 16}, "mxfp4a16": {"scheme": "MXFP4", "act_bits": 16},
+    "nvfp4a16": {"scheme": "NVFP4", "act_bits": 16},
+    "mxfp4a16": {"scheme": "MXFP4", "act_bits": 16},
     "int4": {"scheme": "W4A16"}, "int8": {"scheme": "INT8"},
     "int4-g32": {"scheme": "W4A16", "group_size": 32, "sym": False},
 }  # fmt: skip
 
 
 def auto_round(job: Job) -> Weights:
-    """Quantise to the nearest codes of searched scales (`nearest`), or learn roundings: `tuned-N`."""
+    """Quantise to the nearest codes of searched scales, or learn roundings: `tuned-N`, N steps."""
     from auto_round import AutoRound
     from transformers import AutoTokenizer
 
@@ -192,11 +193,6 @@ PEERS: dict[str, Callable[[Job], Weights]] = {
     "llm-compressor": llm_compressor,
     "auto-round": auto_round,
     "modelopt": modelopt,
-}
-PACKAGES = {
-    "llm-compressor": "llmcompressor",
-    "auto-round": "auto-round",
-    "modelopt": "nvidia-modelopt",
 }
 
 

@@ -1,10 +1,11 @@
 """How far a model with other weights is from its source, in transformers, in float32.
 
-    KL    sum p (log p - log q) of each position, p of the source: the mean, and the 99.9th percentile
+    KL    sum p (log p - log q) of each position, p of the source: mean and 99.9th percentile
     se    of the mean, from the means of texts: positions of one text are not independent
     top1  how often the likeliest token is the same
 
-Weights are named as in a text model whose experts are apart: `model.layers.0.mlp.experts.7.up_proj`.
+Weights are named as in a text model whose experts are apart:
+`model.layers.0.mlp.experts.7.up_proj`.
 """
 
 from __future__ import annotations
