@@ -1,0 +1,95 @@
+"""Time `qwen35 convert` with one recipe after another, beside fp8-block: what schemes cost.
+
+    python -m benchmarks.convert_recipes [--case dense | --source FOLDER] [--recipes NAME ...]
+
+Every recipe converts the same checkpoint in turn, as whole processes with a warm page cache; the
+first round is not counted. Bytes must be the same in every round. Each line of
+benchmarks/results/convert.jsonl has the medians of a recipe, and
+
+    of_fp8_block   its core seconds over those of fp8-block in the same run
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.convert import (
+    CASES,
+    RESULTS,
+    ROOT,
+    commit,
+    convert_command,
+    measure,
+    median,
+    remove,
+)
+
+BASE = "fp8-block"
+RECIPES = ("nvfp4a16", "mxfp4a16", "int4", "int4-g32", "int8")
+ALIKE = ("--no-verify", "--set", "layout=text", "--set", "vision=drop")
+
+
+def digest(artifact: Path) -> str:
+    """Return a hash of all tensors."""
+    found = hashlib.sha256()
+    for file in sorted(artifact.glob("*.safetensors")):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def bench(source: Path, recipes: list[str], repeat: int, out: Path) -> dict[str, dict[str, float]]:
+    """Return the medians of each recipe."""
+    runs: dict[str, list[dict[str, float]]] = {recipe: [] for recipe in recipes}
+    digests: dict[str, str] = {}
+    for _ in range(repeat + 1):
+        for recipe in recipes:
+            remove(out)
+            runs[recipe].append(measure(*convert_command(source, out, recipe), *ALIKE))
+            bytes_now = digest(out)
+            assert digests.setdefault(recipe, bytes_now) == bytes_now, f"{recipe}: bytes differ"
+    remove(out)
+    return {recipe: median(found[1:]) for recipe, found in runs.items()}
+
+
+def lines(case: str, source: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
+    """Return a line for each recipe."""
+    found = bench(source, [BASE, *options.recipes], options.repeat, out)
+    size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    same = {"what": "convert", "case": case, "tool": "qwen35", "gb": round(size / 1e9, 3)}
+    return [
+        same
+        | {"recipe": recipe, **figures, "runs": options.repeat}
+        | {"of_fp8_block": round(figures["core_s"] / found[BASE]["core_s"], 3), "commit": commit()}
+        for recipe, figures in found.items()
+    ]
+
+
+def main() -> None:
+    """Run the recipes and append the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--case", choices=list(CASES), default="dense")
+    parser.add_argument("--source", type=Path, help="a folder in place of the case")
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary one)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        source, case = options.source, options.source.name if options.source else options.case
+        if source is None:
+            source = Path(folder) / case
+            script = str(ROOT / "benchmarks" / "convert.py")
+            measure(sys.executable, script, "--generate", str(source), "--cases", case)
+        for line in lines(case, source, options, Path(folder) / "out"):
+            print(json.dumps(line))
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
