@@ -17,7 +17,7 @@ from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.qweight import GPTQ, GPTQ_WRITTEN
 from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
-from quant.ggml.scheme import GgmlTypes
+from quant.ggml_types import GgmlTypes
 from quant.plain import Plain
 from quant.scheme import USUAL
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from formats.family.ops import Op
     from formats.stored import Problem
     from formats.tensor import TensorInfo
     from quant.measure import Error
@@ -147,6 +148,22 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """
         ...
 
+    def carries(self, form: Scheme, late: Sequence[Op]) -> bool:
+        """Whether what another form stores is taken as it is, without rounding.
+
+        late  what is to be done to the columns of each row
+        """
+        ...
+
+    def carry(
+        self, form: Scheme, rows: Mapping[str, Tensor], late: Sequence[Op]
+    ) -> dict[str, Tensor]:
+        """Return the parts, as `encode` does, of rows as the other form's `decode` takes them.
+
+        QuantError if it holds what this form cannot.
+        """
+        ...
+
     def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the values of n rows, [n, K]: float32, or the type of what is stored plainly.
 
@@ -257,6 +274,16 @@ class Usual:
     def prepare(self, _values: Iterator[Tensor]) -> Prepared:
         """Return None: rows are encoded by themselves."""
         return None
+
+    def carries(self, _form: Scheme, _late: Sequence[Op]) -> bool:
+        """Return False: values are encoded."""
+        return False
+
+    def carry(
+        self, form: Scheme, rows: Mapping[str, Tensor], late: Sequence[Op]
+    ) -> dict[str, Tensor]:
+        """Nobody asks."""
+        raise NotImplementedError
 
     def defects(self, _rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return nothing: all bytes have a meaning."""

@@ -24,6 +24,8 @@ from formats.family.rules import EXPERTS_FUSED, EXPERTS_MLX, EXPERTS_SPLIT, MTP,
 FUSED_EXPERTS = "ffn_gate_up_exps.weight"
 # What other writers call a tensor of a layer: Ollama's converter leaves `.bias` out.
 ALIASES = {"ssm_dt": "ssm_dt.bias"}
+# What stands beside an NVFP4 weight, and what follows the weight's own name in the table.
+BESIDE = {".input_scale": "_input_scale", ".scale": "_scale"}
 
 
 def gguf_name(hub: str, num_layers: int) -> tuple[str, int | None]:
@@ -61,6 +63,10 @@ def hub_name(name: str, num_layers: int, *, fused: bool) -> str:
 
     fused  gate and up of the experts are one tensor in this file
     """
+    for ending, part in BESIDE.items():
+        if name.endswith(ending):
+            weight = name.removesuffix(ending) + ".weight"
+            return hub_name(weight, num_layers, fused=fused) + part
     key, numbers = template(name)
     tops, layers, heads = _hub_names(fused=fused)
     strange = f"gguf.{name}"

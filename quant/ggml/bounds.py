@@ -9,6 +9,7 @@ off at most h(y) = max(|y| 2^-11, min(2^-25, |y|)), of a scale d after the codes
                   c = max(d / 2, |x| - (n - 1) d): one end is clipped
     Q4_1, Q5_1    d / 2 + (x - min + d / 2) h(d) / d + h(min)    d = (max - min) / 15, 31
     MXFP4         d / 4 below 2 d, d / 2 below 4 d, d below 7 d, else |x| - 6 d
+    NVFP4         the same, d = amax / 6 in E4M3
 
 The others (K-quants, IQ4, and Q4_0 to Q5_1 with an importance matrix) search for the scale that
 leaves the least sum(v e^2) in a block, v being what an error e weighs. A single weight may lose by
@@ -41,6 +42,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml.iq4 import VALUES, M
+from quant.ggml.nvfp4 import nearest_scale, scale_value
 from quant.numba_ops import as_float, inline, loop
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ UNIT = 2.0**-24
 # Below this float32 has no room for the squares that a search compares.
 UNDERFLOW = 1e-34
 
-EXACT, FLOAT16, BFLOAT16, NEAREST, CLIPPED, LINE, E2M1, TABLE = range(8)
+EXACT, FLOAT16, BFLOAT16, NEAREST, CLIPPED, LINE, E2M1, E2M1_E4M3, TABLE = range(9)
 MAGNITUDE, RMS_AND_MAGNITUDE, SQUARE, IMPORTANCE, BY_SUPER_BLOCK, BY_ROW = range(6)
 
 
@@ -85,7 +87,7 @@ class Search(NamedTuple):
 ROUNDED = {
     "F32": (EXACT, 0), "F16": (FLOAT16, 0), "BF16": (BFLOAT16, 0), "Q8_0": (NEAREST, 127),
     "Q4_0": (CLIPPED, 8), "Q5_0": (CLIPPED, 16), "Q4_1": (LINE, 15), "Q5_1": (LINE, 31),
-    "MXFP4": (E2M1, 0),
+    "MXFP4": (E2M1, 0), "NVFP4": (E2M1_E4M3, 0),
 }  # fmt: skip
 SEARCHED = {
     "Q2_K": Search(LINE, 16, 3, 15, 2.5 / 2, MAGNITUDE, power=1),
@@ -122,7 +124,7 @@ def outside(
     """
     if importance is None and name in ROUNDED:
         kind, most = ROUNDED[name]
-        size = w.shape[1] if kind <= BFLOAT16 else 32
+        size = w.shape[1] if kind <= BFLOAT16 else 16 if kind == E2M1_E4M3 else 32
         return int(count_rounded(kind, most, w.reshape(-1, size), decoded.reshape(-1, size)))
     search = SEARCHED[name] if importance is None else WEIGHTED[name]
     size = 256 if search.levels else search.block
@@ -156,6 +158,9 @@ def _limits(kind, most, x, limit):
             limit[j] = max(abs(x[j]) * 2.0**-8, 2.0**-134)
     elif kind == E2M1:
         _limits_e2m1(x, limit)
+    elif kind == E2M1_E4M3:
+        amax, _, _ = _extremes(x, 0, x.size)
+        _limits_codes(x, limit, f64(scale_value(nearest_scale(f32(f32(amax) / f32(6))))))
     else:
         _limits_scaled(kind, most, x, limit)
 
@@ -181,6 +186,12 @@ def _limits_e2m1(x, limit):
     amax, _, _ = _extremes(x, 0, x.size)
     # As ggml does, the logarithm is rounded to float32 before its fraction is dropped.
     d = 2.0 ** (np.floor(f32(np.log2(amax))) - 2) if amax > 0 else 0.0
+    _limits_codes(x, limit, d if amax >= 2.0**-125 else 0.0)
+
+
+@inline
+def _limits_codes(x, limit, d):
+    """Do so for E2M1 codes times d."""
     for j in range(x.size):
         size = abs(x[j])
         limit[j] = max(size - 6 * d, d)
@@ -188,8 +199,6 @@ def _limits_e2m1(x, limit):
             limit[j] = d / 2
         if size < 2 * d:
             limit[j] = d / 4
-        if amax < 2.0**-125:
-            limit[j] = size
 
 
 @loop

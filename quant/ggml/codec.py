@@ -30,7 +30,7 @@ CASTS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LOOPS = {
     "Q8_0": "quant.ggml.legacy", "Q4_0": "quant.ggml.legacy", "Q4_1": "quant.ggml.legacy",
     "Q5_0": "quant.ggml.legacy", "Q5_1": "quant.ggml.legacy", "MXFP4": "quant.ggml.mxfp4",
-    "IQ4_NL": "quant.ggml.iq4", "IQ4_XS": "quant.ggml.iq4",
+    "NVFP4": "quant.ggml.nvfp4", "IQ4_NL": "quant.ggml.iq4", "IQ4_XS": "quant.ggml.iq4",
 }  # fmt: skip
 # Where each type's super-block keeps its float16 scales.
 K_QUANTS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -41,14 +41,17 @@ LARGEST = 2.0**32
 
 # With an importance matrix these are searched, and those are not.
 SEARCHED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
-UNWEIGHTED = frozenset({"Q8_0", "MXFP4", *CASTS})
+UNWEIGHTED = frozenset({"Q8_0", "MXFP4", "NVFP4", *CASTS})
+
+# Columns that a loop encodes at once: 32 of all others.
+LANES = {"NVFP4": 64}
 
 # What llama-quantize takes where rows are no multiple of 256; where not of 32 either, F16.
 INSTEAD = {
     "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
     "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "IQ4_XS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL",
     "IQ2_S": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
-    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL",
+    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "NVFP4": "Q8_0",
 }  # fmt: skip
 
 
@@ -99,7 +102,7 @@ def encode(
 
     w_NK     [N, K] bfloat16, float16 or float32 on the CPU
     importance  [K] float32, what an error of each column weighs: an imatrix's mean squares, not
-             negative. ggml uses none for Q8_0, MXFP4 and the plain types
+             negative. ggml uses none for Q8_0, MXFP4, NVFP4 and the plain types
     out      if given, where the blocks go: uint8 [N, B], contiguous
 
     Raises QuantError for a type that cannot be written, for rows that are not whole blocks, for a
@@ -181,7 +184,7 @@ def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: ND
     if name in K_QUANTS:
         below = casts.all_below(w, np.float32(LARGEST))
         return bool(below) and _encode_k(name, w, importance, out)
-    blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, 32)
+    blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, LANES.get(name, 32))
     if importance is not None and name in SEARCHED:
         loop = getattr(import_module("quant.ggml.weighted"), f"encode_{name.lower()}")
         return bool(loop(rows, importance.reshape(-1, 32), blocks))

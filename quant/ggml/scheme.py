@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from formats.stored import Problem, StoredWeight
+from formats.stored import StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
 from quant.finite import count_not_finite
@@ -163,22 +163,3 @@ class Ggml(Usual):
             return Cost(size + (size + 4 if moved else 0), 8, 8)
         fast = self.type in codec.WRITABLE
         return Cost((5 if fast else 40) + (4 if moved else 0), 8, MEASURED)
-
-
-class GgmlTypes:
-    """Recognises every type that a GGUF file may have."""
-
-    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
-        """Yield every tensor of floats or of ggml's blocks."""
-        for name, info in infos.items():
-            form = Ggml(info.dtype)
-            if form.plain or info.dtype not in DTYPE_BYTES:
-                yield form.stored(name, info)
-
-    def explain(self, _name: str, _infos: Mapping[str, TensorInfo]) -> Problem | None:
-        """Return None: what is neither is no weight."""
-        return None
-
-    def told(self, _block: Mapping[str, Any]) -> GgmlTypes:
-        """Return itself: every tensor says its type."""
-        return self

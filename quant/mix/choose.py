@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from formats.family.roles import ROLES
 from quant.errors import QuantError
 from quant.ggml import codec
-from quant.mix import llama_cpp, ours
+from quant.mix import llama_cpp, nvfp4, ours
 from quant.mix.tensors import Facts, MixTensor
 from quant.policy import PolicyRule, first_matches
 from quant.registry import unknown
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FILE_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10,
     "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16,
-    "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "bf16": 32, "mxfp4_moe": 38,
+    "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "bf16": 32, "mxfp4_moe": 38, "nvfp4": 39,
 }  # fmt: skip
 
 
@@ -58,15 +58,27 @@ def choose(
     """
     if mix not in FILE_TYPES:
         raise unknown("mix", mix, FILE_TYPES)
-    ruled = _ruled(tensors, rules)
+    ruled = _ruled(tensors, rules, facts)
     free = [t for t in tensors if t.name not in ruled and not ROLES[t.role].gguf_f32]
     chosen = ruled | {
         t.name: Choice("F32", f"always F32: {t.role}") for t in tensors if ROLES[t.role].gguf_f32
     }
-    pick = llama_cpp.pick if like_llama_cpp else ours.pick
-    for name, (type_, reason) in pick(mix, tensors, facts, free).items():
+    for name, (type_, reason) in _pick(mix, tensors, facts, free, like_llama_cpp).items():
         chosen[name] = Choice(type_, reason)
     return {tensor.name: _fit(tensor, chosen[tensor.name]) for tensor in tensors}
+
+
+def _pick(
+    mix: str,
+    tensors: Sequence[MixTensor],
+    facts: Facts,
+    free: Sequence[MixTensor],
+    like_llama_cpp: bool,  # noqa: FBT001 - private
+) -> dict[str, tuple[str, str]]:
+    """Return type and reason of each free tensor."""
+    if mix == nvfp4.MIX:
+        return nvfp4.pick(facts, free)
+    return (llama_cpp.pick if like_llama_cpp else ours.pick)(mix, tensors, facts, free)
 
 
 def _fit(tensor: MixTensor, choice: Choice) -> Choice:
@@ -79,7 +91,9 @@ def _fit(tensor: MixTensor, choice: Choice) -> Choice:
     return Choice(fits, f"{choice.reason}; {reason}", fallback=True)
 
 
-def _ruled(tensors: Sequence[MixTensor], rules: Sequence[PolicyRule]) -> dict[str, Choice]:
+def _ruled(
+    tensors: Sequence[MixTensor], rules: Sequence[PolicyRule], facts: Facts
+) -> dict[str, Choice]:
     """Return what the rules decide."""
     for rule in rules:
         if rule.scheme.upper() not in codec.WRITABLE:
@@ -89,7 +103,7 @@ def _ruled(tensors: Sequence[MixTensor], rules: Sequence[PolicyRule]) -> dict[st
     for tensor in tensors:
         winner = _one_rule(tensor, winners)
         if winner is not None:
-            _check_allowed(tensor, winner)
+            _check_allowed(tensor, winner, facts)
             ruled[tensor.name] = Choice(winner.scheme.upper(), f"rule {winner.match}")
     return ruled
 
@@ -113,8 +127,14 @@ def _scheme(rule: PolicyRule | None) -> str:
     return "by the mix" if rule is None else f"{rule.scheme} (rule {rule.match})"
 
 
-def _check_allowed(tensor: MixTensor, rule: PolicyRule) -> None:
+def _check_allowed(tensor: MixTensor, rule: PolicyRule, facts: Facts) -> None:
     """Raise QuantError if the rule gives a type to a tensor that may not have it."""
+    place = nvfp4.without_scale(tensor, facts) if rule.scheme == nvfp4.MIX else None
+    if place:
+        raise QuantError(
+            f"rule {rule.match} gives {rule.scheme} to {tensor.weights[0]},\n"
+            f"  expected another type: llama.cpp reads no NVFP4 scale of {place}"
+        )
     role = ROLES[tensor.role]
     if role.gguf_takes(rule.scheme.upper()):
         return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAIN_TYPES = {FILE_TYPES[mix]: type_ for mix, type_ in llama_cpp.DEFAULTS.items()} | {
     0: "F32", 1: "F16", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K", 22: "IQ3_S", 23: "IQ3_XXS",
     24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_S", 28: "IQ2_XS", 29: "IQ2_S", 31: "IQ1_M", 32: "BF16",
-    36: "TQ1_0", 37: "TQ2_0", 39: "NVFP4", 40: "Q1_0",
+    36: "TQ1_0", 37: "TQ2_0", 40: "Q1_0",
 }  # fmt: skip
 # Set beside a number that was guessed from the tensors.
 GUESSED = 1024

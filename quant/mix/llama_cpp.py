@@ -72,7 +72,7 @@ DEFAULTS = {
     "q2_k": "Q2_K", "q3_k_s": "Q3_K", "q3_k_m": "Q3_K", "q3_k_l": "Q3_K", "q4_k_s": "Q4_K",
     "q4_k_m": "Q4_K", "q5_k_s": "Q5_K", "q5_k_m": "Q5_K", "q6_k": "Q6_K", "q4_0": "Q4_0",
     "q4_1": "Q4_1", "q5_0": "Q5_0", "q5_1": "Q5_1", "q8_0": "Q8_0", "iq4_nl": "IQ4_NL",
-    "iq4_xs": "IQ4_XS", "mxfp4_moe": "MXFP4",
+    "iq4_xs": "IQ4_XS", "mxfp4_moe": "MXFP4", "nvfp4": "NVFP4",
 }  # fmt: skip
 _IQ4: dict[str, tuple[Condition, ...]] = {
     V: (("Q5_K", _wide_gqa),),
@@ -141,7 +141,7 @@ def _choose(
 def _head(mix: str, tensor: MixTensor) -> str:
     """Return the type of the output matrix."""
     default = DEFAULTS[mix]
-    if mix in {"mxfp4_moe", "q8_0"} or tensor.shape[-1] % codec.block(default)[0]:
+    if mix in {"mxfp4_moe", "nvfp4", "q8_0"} or tensor.shape[-1] % codec.block(default)[0]:
         return "Q8_0"
     return "Q6_K"
 

@@ -126,7 +126,7 @@ class Preparation:
     def _values(self, item: Item) -> Iterator[Tensor]:
         """Yield the rows of every weight of an item's matrix."""
         for atom in self._matrices[item.atom.matrix]:
-            value = open_value(self._source, atom, item.ops)
+            value = open_value(self._source, atom)
             for start, stop in value.chunks(1):
                 yield value.exact(start, stop)
                 value.release(start, stop)
@@ -320,14 +320,20 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
 
     held  bytes that the caller holds of each element
     """
-    scheme, prepared = item.scheme, worker.prepared.of(item)
+    scheme, form = item.scheme, value.scheme
+    carried = scheme.carries(form, value.late)
+    prepared = None if carried else worker.prepared.of(item)
     outputs = {output.key: output for output in item.outputs}
     at = dict.fromkeys(outputs, 0)
     stored = {part.key: part for part in scheme.parts("", value.shape)}
     constant = _constants(stored.values())
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.exact(start, stop).to(worker.device)
-        parts = worker.encode(item, w, prepared) | constant
+        parts = constant | (
+            scheme.carry(form, value.stored(start, stop), value.late)
+            if carried
+            else worker.encode(item, w, prepared)
+        )
         encoded = [
             piece
             for key, data in parts.items()

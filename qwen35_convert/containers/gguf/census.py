@@ -16,6 +16,8 @@ from formats.gguf.names import ALIASES
 from formats.gguf.rope import SECTION_KEYS, SECTIONS
 from qwen35_convert.failure import Failure
 
+MTP = "mtp."
+UNSCALED = ("embed",)
 TOKENS = "tokenizer.ggml.tokens"
 REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggml.merges")
 
@@ -23,6 +25,7 @@ REQUIRED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", TOKENS, "tokenizer.ggm
 def gguf_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield everything that the header shows to be wrong."""
     yield from _types(artifact)
+    yield from _scales(artifact)
     yield from _others(artifact)
     yield from _mtp(artifact)
     yield from _vocabulary(artifact)
@@ -34,6 +37,13 @@ def _types(artifact: Checkpoint) -> Iterator[Failure]:
         dtype = infos[atom.stored].dtype
         if ROLES[atom.role].gguf_f32 and dtype != "F32":
             yield Failure(atom.stored, f"is {dtype}, but llama.cpp computes {atom.role} in F32")
+
+
+def _scales(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield scales of NVFP4 weights that are not read: of the MTP block, and of the embedding."""
+    for atom in artifact.layout.atoms.values():
+        if len(atom.parts) > 1 and (atom.name.startswith(MTP) or atom.role in UNSCALED):
+            yield Failure(atom.parts[1], "is a scale that llama.cpp does not apply to this weight")
 
 
 def _others(artifact: Checkpoint) -> Iterator[Failure]:

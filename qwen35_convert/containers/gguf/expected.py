@@ -24,9 +24,11 @@ from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.ggml.codec import CASTS
-from quant.ggml.scheme import BLOCKS, Ggml
+from quant.ggml_types import ggml_type
 from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.tensors import Facts, MixTensor
+from quant.scheme import Part
+from quant.stored import scheme_of
 from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import read_importance
 from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
@@ -53,8 +55,9 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
             check_whole(name, len(stacked), source.config.sizes["E"])
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     chosen = _choose_types(source, recipe, tensors, shapes)
-    infos = [TensorInfo(name, chosen[name].type, shape) for name, shape in shapes.items()]
-    items = tuple(_items(tensors, {info.name: info for info in infos}, chosen))
+    parts_of = {n: ggml_type(chosen[n].type).parts(n, shape) for n, shape in shapes.items()}
+    infos = [part.info for stored in parts_of.values() for part in stored]
+    items = tuple(_items(tensors, parts_of, chosen))
     importance = read_importance(recipe, tensors, shapes)
     pairs, tokenizer_notes = _metadata(source, recipe, infos)
     pairs += importance.pairs
@@ -131,15 +134,20 @@ def _choose_types(
 
 def _items(
     tensors: Mapping[str, Sequence[Entry]],
-    infos: Mapping[str, TensorInfo],
+    parts_of: Mapping[str, Sequence[Part]],
     chosen: Mapping[str, Choice],
 ) -> Iterator[Item]:
-    for name, parts in tensors.items():
+    for name, entries in tensors.items():
         choice = chosen[name]
-        nbytes = infos[name].nbytes // len(parts)
-        for part in parts:
-            output = Output(BLOCKS, name, (part.index or 0) * nbytes, nbytes)
-            yield Item(part.atom, Ggml(choice.type), (output,), choice.reason, part.ops)
+        for entry in entries:
+            outputs = tuple(_output(p, entry.index, len(entries)) for p in parts_of[name])
+            yield Item(entry.atom, ggml_type(choice.type), outputs, choice.reason, entry.ops)
+
+
+def _output(part: Part, index: int | None, count: int) -> Output:
+    """Return where one entry of a stack of so many goes."""
+    nbytes = part.info.nbytes // count
+    return Output(part.key, part.info.name, (index or 0) * nbytes, nbytes)
 
 
 def _metadata(
@@ -160,10 +168,21 @@ def _metadata(
     return text + tokens, notes
 
 
+def _is_carried(part: Entry, choice: Choice) -> bool:
+    """Whether an atom's codes are taken as they are."""
+    return ggml_type(choice.type).carries(scheme_of(part.atom), part.ops)
+
+
 def _notes(
     source: Checkpoint, tensors: Mapping[str, Sequence[Entry]], chosen: Mapping[str, Choice]
 ) -> Iterator[str]:
-    again = {chosen[name].type for name, parts in tensors.items() if parts[0].atom.quantized}
+    again = set()
+    for name, parts in tensors.items():
+        if parts[0].atom.quantized and not _is_carried(parts[0], chosen[name]):
+            again.add(chosen[name].type)
+    carried = sum(_is_carried(parts[0], chosen[name]) for name, parts in tensors.items())
+    if carried:
+        yield f"{carried} tensors keep the source's NVFP4 codes and scales: no second rounding"
     if again - CASTS.keys():
         yield (
             f"the source is {source.layout.quantized}; its weights are dequantised and "

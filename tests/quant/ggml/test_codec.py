@@ -17,7 +17,7 @@ from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 LOSSY = tuple(name for name in ggml.WRITABLE if name != "F32")
 SEARCHED = (*ggml.K_QUANTS, "IQ4_NL", "IQ4_XS")
-READ_ONLY = ("IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NVFP4")
+READ_ONLY = ("IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
 
 
 def sparse(n, k, draw):
@@ -99,15 +99,16 @@ def test_one_wrong_weight_is_outside(name):
     assert ggml.outside(name, w[:0], decoded[:0]) == 0
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "MXFP4", "BF16", "F16"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "MXFP4", "NVFP4", "BF16", "F16"])
 def test_the_bound_of_rounded_types_is_reached(name):
     """A weight between two codes is half a step off, to the precision of the scale."""
-    w = torch.zeros(1, 32)
+    w = torch.zeros(1, 64)
     w[0, :3] = {
         "Q8_0": torch.tensor([127, 63.5, 1]),
         "Q4_0": torch.tensor([-8, 0.5, 7.99]),
         "Q4_1": torch.tensor([15, 0.5, 7.5]),
         "MXFP4": torch.tensor([4, 0.25, 0.75]),
+        "NVFP4": torch.tensor([6, 0.25, 0.75]),
         "BF16": torch.tensor([1 + 2**-8, 1, 1]),
         "F16": torch.tensor([1 + 2**-11, 1, 1]),
     }[name]
@@ -144,6 +145,7 @@ def test_sizes_are_those_of_the_gguf_package(name):
         ("Q4_K", 40, "F16"),
         ("Q8_0", 40, "F16"),
         ("MXFP4", 33, "F16"),
+        ("NVFP4", 96, "Q8_0"),
         ("BF16", 33, "BF16"),
     ],
 )
@@ -160,7 +162,7 @@ def test_what_is_not_finite_is_refused(name, bad):
         ggml.encode(name, w)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSY if name not in {"BF16", "MXFP4"}])
+@pytest.mark.parametrize("name", [name for name in LOSSY if name not in {"BF16", "MXFP4", "NVFP4"}])
 def test_a_scale_beyond_float16_is_refused(name):
     with pytest.raises(QuantError, match=rf"largest weight is 3e\+38.*\n.*{name} would store"):
         ggml.encode(name, torch.full((2, 256), 3e38))

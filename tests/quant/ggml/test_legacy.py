@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quant.ggml import codec as ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
-ROUNDED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+ROUNDED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "NVFP4")
 SEARCHED = ("IQ4_NL", "IQ4_XS")
 WEIGHTED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", *SEARCHED)
 
@@ -113,7 +113,7 @@ def test_bytes_are_those_of_ggml_for_every_number_of_rows(name, kind, n, blocks,
     assert blocks_that_differ(name, ours.numpy(), expected) == 0
 
 
-@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("name", [name for name in ROUNDED if name != "NVFP4"])
 def test_the_gguf_package_differs_in_the_sign_of_a_zero_only(name):
     draw = torch.Generator().manual_seed(0)
     w = torch.cat([kind(7, 768, draw) for kind in (normal, heavy_tailed, zeros, sparse, integers)])
