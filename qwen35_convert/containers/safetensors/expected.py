@@ -26,6 +26,7 @@ from qwen35_convert.containers.safetensors.config import artifact_config
 from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
+from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import image_notes, side_notes
@@ -51,7 +52,10 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
-    said = _plan_notes(source, recipe, chosen, fused=fused)
+    said = (
+        *_plan_notes(source, recipe, chosen, fused=fused),
+        *rank_notes((item.atom, item.scheme) for item in items),
+    )
     config = artifact_config(
         source.config,
         namespace=namespace,
