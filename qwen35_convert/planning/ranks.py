@@ -13,7 +13,7 @@ from quant.scheme import Scheme
 
 PARTED = ("o_proj", "out_proj", "down_proj")
 WAYS = (2, 4, 8)
-GROUPS = (64, 32, 16)
+GROUPS = (64, 32)
 
 
 def rank_notes(chosen: Iterable[tuple[Atom, Scheme]]) -> Iterator[str]:

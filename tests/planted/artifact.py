@@ -40,7 +40,13 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "split": ("gguf-q8_0", ("export.max_shard_size=1MB",)),
     "mmproj": ("gguf-q8_0", ("vision=keep",)),
     "mmproj-bf16": ("gguf-bf16", ("vision=keep",)),
+    "nvfp4a16": ("nvfp4a16", ()),
+    "mxfp4a16": ("mxfp4a16", ()),
+    "int4-g32": ("int4-g32", ()),
+    "int8": ("int8", ()),
+    "nvfp4-mixed": ("nvfp4-mixed", ()),
 }
+HUB = ("fp8-block-hub", "nvfp4a16", "mxfp4a16", "int4-g32", "int8", "nvfp4-mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Base:
     @property
     def namespace(self) -> str:
         """What precedes the names of its tensors."""
-        return "hub" if self.output == "fp8-block-hub" else "text"
+        return "hub" if self.output in HUB else "text"
 
 
 BASES = tuple(
@@ -110,6 +116,19 @@ BASES = tuple(
         "wide split",
         "nano mmproj",
         "wide mmproj-bf16",
+    )
+)
+
+# Of these only faults of their own kinds are tried: the others do not depend on the scheme.
+FEW_BITS = tuple(
+    Base(*names.split(" "))
+    for names in (
+        "nano nvfp4a16",
+        "moe nvfp4a16",
+        "nano mxfp4a16",
+        "nano int4-g32",
+        "nano int8",
+        "moe nvfp4-mixed",
     )
 )
 
@@ -237,4 +256,4 @@ def _entry(base: Base, folder: Path) -> Path:
 @cache
 def find_base(name: str) -> Base:
     """Return a base by its id."""
-    return next(base for base in BASES if base.id == name)
+    return next(base for base in (*BASES, *FEW_BITS) if base.id == name)

@@ -10,6 +10,7 @@ from tests.planted import (
     config_faults,
     count_faults,
     extra_faults,
+    fourbit_faults,
     gguf_faults,
     group_faults,
     header_faults,
@@ -26,7 +27,7 @@ from tests.planted import (
     value_faults,
     vision_faults,
 )
-from tests.planted.artifact import BASES
+from tests.planted.artifact import BASES, FEW_BITS
 from tests.planted.fault import Case, Fault
 
 TABLES = (
@@ -55,14 +56,18 @@ TABLES = (
 
 def faults() -> list[Fault]:
     """Return every fault."""
+    return [*_of_all(), *fourbit_faults.cases()]
+
+
+def _of_all() -> list[Fault]:
     return [fault for table in TABLES for fault in table.cases()]
 
 
 def cases() -> Iterator[Case]:
     """Yield every fault in every base that it applies to, with every kind of receipt."""
-    for fault in faults():
-        for base in BASES:
-            if fault.where(base):
+    for every, bases in ((_of_all(), BASES), (fourbit_faults.cases(), FEW_BITS)):
+        for fault in every:
+            for base in filter(fault.where, bases):
                 for receipt in fault.receipts:
                     yield Case(fault, base, receipt)
 
