@@ -72,6 +72,7 @@ class GgmlNvfp4(Ggml):
         prepared: Tensor | None = None,
         _importance: Tensor | None = None,
         out: Tensor | None = None,
+        factor: None = None,
     ) -> dict[str, Tensor]:
         """Return blocks and scale: the numbers that `nvfp4a16` has of the weight."""
         if not self.wholes:

@@ -41,6 +41,11 @@ def cases() -> Iterator[Fault]:
         yield tensor_fault(
             "four bits: scales", name, plant, where(*outputs), receipts=_receipts(name)
         )
+    yield from _of_headers()
+
+
+def _of_headers() -> Iterator[Fault]:
+    """Yield what is lost, and what the config says otherwise."""
     for name, (outputs, plant) in LOST.items():
         more = {"level": STRUCTURE, "codes": UNOPENED, "receipts": _receipts(name)}
         yield tensor_fault("four bits: parts", name, plant, where(*outputs), **more)
