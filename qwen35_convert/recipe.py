@@ -54,13 +54,16 @@ class Format:
 
     own_layout  it has its own layout: `layout` and `experts` cannot be chosen
     mixes       its types are chosen tensor by tensor: `mix` and `imatrix` mean something
+    calibrates  its schemes can be calibrated: `method` and `calibrate` mean something
     """
 
     own_layout: bool = False
     mixes: bool = False
+    calibrates: bool = False
 
 
-FORMATS = {"safetensors": Format(), "gguf": Format(own_layout=True, mixes=True)}
+FORMATS = {"safetensors": Format(calibrates=True), "gguf": Format(own_layout=True, mixes=True)}
+NEAREST = "nearest"
 
 
 class _Part(BaseModel):
@@ -74,8 +77,18 @@ class Rule(_Part):
     scheme: str
 
 
+class Calibrate(_Part):
+    """What calibration reads: the first `tokens` of a text file; `default` is the bundled text."""
+
+    text: str = "default"
+    tokens: int = Field(default=32768, gt=1)
+
+
 class Quantize(_Part):
-    """Which scheme, which scale type, which exceptions.
+    """Which scheme, which scale type, which exceptions, and how codes are found.
+
+    method  nearest: by the weights alone; sweep: scales that suit the inputs of a text; gptq: codes
+            that make up for each other's errors, too
 
     Of a GGUF file `scheme` names the types, and `mix` who chooses them: `mix: llama.cpp` asks for
     theirs. `imatrix` is a file of llama.cpp's with the importance of every column.
@@ -86,6 +99,8 @@ class Quantize(_Part):
     group: Literal[32, 64, 128] | None = None
     symmetric: bool | None = None
     dialect: Literal["compressed-tensors", "modelopt", "gptq"] = "compressed-tensors"
+    method: Literal["nearest", "sweep", "gptq"] = "nearest"
+    calibrate: Calibrate | None = None
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
     imatrix: str | None = None
@@ -99,6 +114,21 @@ class Quantize(_Part):
     @classmethod
     def _as_tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calibrated_by_default(cls, values: object) -> object:
+        if not isinstance(values, dict) or values.get("calibrate") is not None:
+            return values
+        if values.get("method", NEAREST) == NEAREST:
+            return values
+        return values | {"calibrate": {}}
+
+    @model_validator(mode="after")
+    def _calibrated_for_a_use(self) -> Quantize:
+        if self.method == NEAREST and self.calibrate is not None:
+            raise ValueError("calibrate is for method sweep or gptq, and method is nearest")
+        return self
 
 
 class Export(_Part):
@@ -190,6 +220,12 @@ class Recipe(_Part):
         if not form.mixes and (self.quantize.mix != "ours" or self.quantize.imatrix):
             mixing = " or ".join(name for name, form in FORMATS.items() if form.mixes)
             raise ValueError(f"quantize.mix and quantize.imatrix are for export.format {mixing}")
+        if not form.calibrates and self.quantize.method != NEAREST:
+            raise ValueError(
+                f"quantize.method is {self.quantize.method}, but export.format {name} takes what a "
+                "text says of its columns from a file: quantize.imatrix, which `qwen35 imatrix` "
+                "makes"
+            )
         return self
 
     @model_validator(mode="after")
@@ -368,5 +404,6 @@ def _known_keys(path: Sequence[str]) -> list[str]:
     for segment in path:
         if not segment.isdigit():
             kind = model.model_fields[segment].annotation
-            model = Rule if segment == "rules" else cast("type[BaseModel]", kind)
+            named: dict[str, type[BaseModel]] = {"rules": Rule, "calibrate": Calibrate}
+            model = named.get(segment) or cast("type[BaseModel]", kind)
     return list(model.model_fields)

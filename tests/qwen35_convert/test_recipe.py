@@ -62,6 +62,8 @@ def test_a_bundled_recipe_resolves_to_plain_values():
             "group": None,
             "symmetric": None,
             "dialect": "compressed-tensors",
+            "method": "nearest",
+            "calibrate": None,
             "rules": (),
             "mix": "ours",
             "imatrix": None,
@@ -92,6 +94,14 @@ def test_rules_keep_their_order(tmp_path):
     assert [(rule.match, rule.scheme) for rule in rules] == [("b.*", "keep"), ("a.*", "keep")]
 
 
+def test_a_method_that_reads_a_text_has_one():
+    quantize = read_recipe("int4", ["quantize.method=gptq"]).quantize
+    assert quantize.calibrate.model_dump() == {"text": "default", "tokens": 32768}
+    quantize = read_recipe("int4", ["quantize.method=sweep", "quantize.calibrate.tokens=99"])
+    assert quantize.quantize.calibrate.tokens == 99
+    assert build_recipe(quantize.model_dump(mode="json")) == quantize
+
+
 def test_a_recipe_cannot_be_changed():
     with pytest.raises(ValidationError, match="frozen"):
         build_recipe({}).layout = "hub"
@@ -108,6 +118,10 @@ def test_a_recipe_cannot_be_changed():
         (
             "quantize: {rules: [{match: a, scheme: keep}, {mach: a, scheme: keep}]}",
             "no key 'quantize.rules.1.mach', did you mean 'match'",
+        ),
+        (
+            "quantize: {method: gptq, calibrate: {token: 5}}",
+            "no key 'quantize.calibrate.token', did you mean 'tokens'",
         ),
         ("{1: text}", "Keys should be strings"),
     ],
@@ -142,6 +156,17 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
         ("export: {max_shard_size: 1.5}", "export.max_shard_size: "),
         ("export: {max_shard_size: .inf}", "export.max_shard_size: .*got inf"),
         ("verify: {level: logit}", "verify.level: "),
+        ("quantize: {method: awq}", "quantize.method: Input should be 'nearest', 'sweep' or 'gpt"),
+        ("quantize: {method: gptq, calibrate: {tokens: 1}}", "calibrate.tokens: .*greater than 1"),
+        ("quantize: {method: gptq, calibrate: {tokens: 5.5}}", "calibrate.tokens: "),
+        ("quantize: {method: gptq, calibrate: a.txt}", "quantize.calibrate: .*got 'a.txt'"),
+        ("quantize: {method: gptq, calibrate: {text: 5}}", "calibrate.text: "),
+        ("quantize: {calibrate: {tokens: 512}}", "quantize: calibrate is for method sweep or gptq"),
+        ("quantize: {calibrate: {}}", "quantize: calibrate is for method sweep or gptq"),
+        (
+            "export: {format: gguf}\nquantize: {scheme: Q4_K_M, method: gptq}",
+            "quantize.method is gptq, but export.format gguf .*: quantize.imatrix",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_key(tmp_path, text, message):

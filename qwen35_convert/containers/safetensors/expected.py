@@ -30,12 +30,14 @@ from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import image_notes, side_notes
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe import NEAREST, Recipe
 
 
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
     """Plan a folder of safetensors; `widened`: the source has what it keeps in wider types."""
     layout = source.layout
+    if recipe.quantize.method != NEAREST:
+        raise RecipeError("quantize.method", f"is {recipe.quantize.method}, not there yet", NEAREST)
     namespace = _namespace(source, recipe)
     gone = _dropped(recipe, namespace)
     atoms, dropped = select(source, recipe, gone)
