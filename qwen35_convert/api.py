@@ -153,14 +153,16 @@ def verify(
     level: str = "tensors",
     logits: LogitsCheck = DEFAULT_LIMITS,
     options: RunOptions = DEFAULTS,
+    by_bounds: bool = False,
 ) -> Report:
     """Verify an artifact, against its source if that is named.
 
-    level    structure (headers and config), tensors (also every byte), logits (also predictions)
-    logits   text and thresholds of level logits; a threshold raises the level
-    options  of which workers, memory_limit and progress count
+    level      structure (headers and config), tensors (also every byte), logits (also predictions)
+    logits     text and thresholds of level logits; a threshold raises the level
+    options    of which workers, memory_limit and progress count
+    by_bounds  judge calibrated weights by their schemes' bounds, and run no calibration again
     """
-    checks = Checks(level, logits)
+    checks = Checks(level, logits, by_bounds=by_bounds)
     need_source(checks.effective, given=against is not None)
     opened = open_checkpoint(Path(artifact))
     source = open_source(against)[0] if against else None

@@ -20,6 +20,8 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from quant.errors import QuantError
+from qwen35_convert.calibration.seen import receipt_of
+from qwen35_convert.calibration.texts import read_texts
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
@@ -34,7 +36,7 @@ from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt, version
-from qwen35_convert.write.sink import JOURNAL, FolderSink
+from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
 
@@ -97,9 +99,9 @@ def write_artifact(job: Job) -> Conversion:
     sink.open()
     try:
         journal = _begin(sink, digest, overwrite=job.options.overwrite)
-        source_files = _fill(job, sink, journal)
         for name, content in job.plan.files.items():
             sink.add_file(name, content())
+        source_files = _fill(job, sink, journal)
         report = _verified(job, sink) if job.options.verify else None
         _check_unchanged(job, digest)
         receipt = _seal(job, sink, source_files, report)
@@ -130,9 +132,20 @@ def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Repo
     with writing(job.out, "reading it back", sink.left):
         output_files = describe_files(sink.artifact_files(), job.share.workers)
     proof = Proof(verdict(report), report.schemes) if report else Proof()
-    receipt = make_receipt(job.plan, job.origin, source_files, output_files, proof)
+    receipt = make_receipt(
+        job.plan, job.origin, source_files, output_files, proof, _calibration(job, sink)
+    )
     sink.add_file(sink.receipt, receipt)
     return receipt
+
+
+def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:
+    """Return what the receipt says of the text that calibrated, None if none did."""
+    quantize = job.plan.recipe.quantize
+    if quantize.calibrate is None:
+        return None
+    texts = read_texts(job.source, quantize.calibrate)
+    return receipt_of(sink.work / SEEN, quantize.method, texts)
 
 
 def digest_of(plan: Plan, source: Checkpoint) -> str:

@@ -227,6 +227,10 @@ def verify(
         Path | None,
         typer.Option(metavar="DIR", help="Keep what the source's layers compute."),
     ] = None,
+    by_bounds: Annotated[
+        bool,
+        typer.Option("--by-bounds", help="Judge calibrated weights; run no calibration again."),
+    ] = False,
     workers: Workers = None,
     memory_limit: Memory = None,
     list_checks: Annotated[
@@ -255,6 +259,7 @@ def verify(
         level=level,
         logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
         options=RunOptions(workers=workers, memory_limit=limit, progress=True),
+        by_bounds=by_bounds,
     )
     if json:
         report.print_json(result.as_dict())

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
+from qwen35_convert.calibration.executor import CalibratedExecutor, check_means, check_text
+from qwen35_convert.calibration.texts import read_texts
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.lost_scales import check_scales
@@ -30,6 +32,7 @@ def plan_conversion(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
     plan = expect(source, recipe, out)
     check_norms(source)
     check_scales(source)
+    check_text(source, recipe)
     return plan
 
 
@@ -42,6 +45,7 @@ def convert_checkpoint(
     """
     container = container_for(out)
     container.check_out(out, source, overwrite=options.overwrite)
+    check_means(source, recipe, options)
     plan = plan_conversion(source, recipe, out)
     if container.finish(out, plan, digest_of(plan, source)):
         return Conversion(out, plan, container.receipt_of(out).read_bytes(), None)
@@ -54,5 +58,9 @@ def convert_checkpoint(
     options.on_plan(plan)
     threads = options.threads(streamed=source.remote is not None)
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
+    asked = recipe.quantize.calibrate
+    if asked is not None:
+        calibrating = CalibratedExecutor(read_texts(source, asked))
+        return write_artifact(Job(plan, source, origin, out, options, share, calibrating))
     with open_executor(options, path) as execute:
         return write_artifact(Job(plan, source, origin, out, options, share, execute))

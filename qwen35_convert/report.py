@@ -124,6 +124,8 @@ def print_report(report: Report) -> None:
     )
     for scheme, line in report.schemes.items():
         print(f"{scheme:<12}{_scheme_text(scheme, line)}")
+    if report.calibration:
+        print(f"calibrated  {_proof_text(report.calibration)}")
     if report.logits:
         _print_logits(report.logits)
     for failure in report.failures[:MAX_LISTED]:
@@ -134,6 +136,14 @@ def print_report(report: Report) -> None:
         f"{'passed' if report.passed else 'FAILED'}      {Level(report.level, report.raised)}"
         + ("" if report.against else ", not compared with a source")
     )
+
+
+def _proof_text(told: dict[str, Any]) -> str:
+    """Say how calibrated weights were proven."""
+    if told["proof"] == "again":
+        return f"{told['method']}, proven by running the calibration again"
+    of = f"{told['layers_again']} of {told['layers']} layers by running the calibration again"
+    return f"{told['method']}, proven by bounds ({of}): {told['why']}"
 
 
 def _print_logits(logits: dict[str, Any]) -> None:

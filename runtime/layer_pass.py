@@ -42,7 +42,8 @@ class Observer(Protocol):
     def observe(self, names: Sequence[str], x_TK: Tensor) -> None:
         """Take an input [T, K] of the named weights, which share it.
 
-        A weight may get its tokens in several calls. T is 0 for an expert that no token reached.
+        A weight may get its tokens in several calls, but an expert gets all of them in one. T is 0
+        for an expert that no token reached.
         """
 
 

@@ -73,10 +73,15 @@ class Walk:
     @torch.inference_mode()
     def residuals(self) -> Iterator[Tensor]:
         """Yield the residual stream [T, H] after each layer; only that layer's weights are read."""
-        x = self._embedded()
+        x = self.embedded()
         for i in range(len(self.config.layer_types)):
-            x = self.layer_pass.run(x, self.loader.layer(i), f"layers.{i}.")
+            x = self.layer(i, x)
             yield x
+
+    @torch.inference_mode()
+    def layer(self, i: int, x_TH: Tensor) -> Tensor:
+        """Return the residual stream [T, H] after layer i."""
+        return self.layer_pass.run(x_TH, self.loader.layer(i), f"layers.{i}.")
 
     @torch.inference_mode()
     def hidden(self, x_TH: Tensor) -> Tensor:
@@ -101,12 +106,14 @@ class Walk:
         states = rmsnorm(torch.cat([part[:-1] for part in by_text]), mtp.norm_hidden, eps)
         following = [ids[1:] for ids in self.texts]
         rest = Walk(self.loader, following, self.workers, passed.observer)
-        embedding = rmsnorm(rest._embedded(), mtp.norm_embedding, eps)
+        embedding = rmsnorm(rest.embedded(), mtp.norm_embedding, eps)
         x = torch.cat([embedding, states], -1)
         passed.show("mtp.", ["fc"], x)
         return rest.layer_pass.run(linear(x, mtp.fc), mtp.layer, "mtp.layers.0.")
 
-    def _embedded(self) -> Tensor:
+    @torch.inference_mode()
+    def embedded(self) -> Tensor:
+        """Return the embedding of the texts [T, H]: the input of the first layer."""
         embed = self.loader.open("embed_tokens")
         x = self.loader.rows(embed, torch.cat(list(self.texts)))
         embed.release(0, len(embed.data))

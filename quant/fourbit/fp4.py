@@ -151,7 +151,7 @@ class Fp4(Usual):
         gap = torch.where(
             size < 2 * steps, steps / 2, torch.where(size < 4 * steps, steps, 2 * steps)
         )
-        return judge_rows(w_NK, decoded, own, gap)
+        return judge_rows(w_NK, decoded, own, gap, weighed=weighed)
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its groups, and a gain or a bias of the whole."""

@@ -159,7 +159,9 @@ class Steps(Usual):
             return Error()  # which nothing can be compared with: the defect is named by itself
         groups = groups_of(rows.get(ORDER), columns, step.shape[1])
         own = self.nearest(w_NK, rows, groups)
-        return judge_rows(w_NK, self.decode(rows), own, spread(step.abs(), groups, columns))
+        return judge_rows(
+            w_NK, self.decode(rows), own, spread(step.abs(), groups, columns), weighed=weighed
+        )
 
     def nearest(self, w_NK: Tensor, rows: Mapping[str, Tensor], groups: Tensor | None) -> Tensor:
         """Return the values that our encoder leaves of a weight whose columns have these groups.

@@ -106,9 +106,14 @@ class Plan:
             return source.read_files() + more
         return source.files_of(item.atom for item in self.items) + more
 
+    def _texts(self) -> list[Path]:
+        """Return the text that calibrates, if it is not the bundled one."""
+        asked = self.recipe.quantize.calibrate
+        return [] if asked is None or asked.text == "default" else [Path(asked.text)]
+
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""
-        read = {*source.read_files(), *self.read_files(source)}
+        read = {*source.read_files(), *self.read_files(source), *self._texts()}
         files = [source.identity(path) for path in sorted(read)]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
         contents = [self.recipe.model_dump(mode="json"), self.described, headers, files]

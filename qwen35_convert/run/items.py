@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from formats.safetensors.file import torch_dtype
 from formats.tensor import DTYPE_BYTES
 from quant.errors import QuantError
 from quant.plain import PLAIN_TYPES
-from quant.scheme import Part, Scheme
+from quant.scheme import Factor, Part, Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
@@ -63,12 +63,14 @@ class Worker:
 
     importance  of the columns, by atom
     prepared    what is known of whole weights, shared by all threads
+    factor      of the Hessian of the inputs, where one is known
     """
 
     device: str
     importance: Mapping[str, Tensor]
     prepared: Preparation
     chunk_bytes: int = CHUNK_BYTES
+    factor: Factor | None = None
     _codes: Tensor | None = None
 
     def encode(self, item: Item, w: Tensor, prepared: object) -> dict[str, Tensor]:
@@ -80,7 +82,10 @@ class Worker:
 
             check_finite(w)
             return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}
-        return scheme.encode(w, prepared, importance, self._memory(scheme, w.shape))
+        memory = self._memory(scheme, w.shape)
+        if self.factor is not None:
+            return scheme.encode(w, prepared, None, memory, self.factor)
+        return scheme.encode(w, prepared, importance, memory)
 
     def _memory(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
         """Return memory for the first part: pages touched before beat fresh ones."""
@@ -140,12 +145,24 @@ class Preparation:
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
-    """Convert every item that is not in the journal.
+    """Convert every item that is not in the journal."""
+    run_items(plan, source, sink, journal, effort)
+
+
+def run_items(
+    plan: Plan,
+    source: Checkpoint,
+    sink: FolderSink,
+    journal: Journal,
+    effort: Effort,
+    left_out: Collection[int] = (),
+) -> None:
+    """Convert every item that is neither in the journal nor left out.
 
     QuantError names the tensor that cannot be quantised; KeyboardInterrupt leaves a journal from
     which the same call resumes.
     """
-    pending = in_file_order(plan, source, journal)
+    pending = [i for i in in_file_order(plan, source, journal) if i not in left_out]
     with closing(convert_items(plan, source, sink, pending, effort)) as done, _waking(source):
         _collect(done, _Ledger(plan, source, sink, journal), effort.advance)
 

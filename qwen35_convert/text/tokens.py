@@ -7,7 +7,7 @@ have no generation_config.json.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,11 @@ from qwen35_convert.template import compile_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
+CHUNK = 512
 DEFAULT = "default"
 DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
 
@@ -59,6 +61,14 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     if len(ids) < 2:
         raise RecipeError(f"text {text}", f"has {len(ids)} tokens", "at least 2")
     return list(ids)
+
+
+def chunked(ids: Sequence[int]) -> list[Tensor]:
+    """Return tokens in texts of 512, each run on its own; the last one has 2 at least."""
+    import torch
+
+    packed = torch.tensor(ids)
+    return [packed[start : start + CHUNK] for start in range(0, len(ids) - 1, CHUNK)]
 
 
 def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:

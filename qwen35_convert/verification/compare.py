@@ -29,6 +29,7 @@ class Compared:
 
     faults    what is wrong with it; `verification.diagnose` looks for the cause
     unproven  nobody knows what a right encoder of its type may do
+    by_bounds it could be made again, but was judged by what any right encoder may do
     """
 
     name: str
@@ -38,6 +39,7 @@ class Compared:
     error: Error
     faults: tuple[str, ...] = ()
     unproven: bool = False
+    by_bounds: bool = False
 
 
 def by_scheme(compared: Iterable[Compared]) -> dict[str, dict[str, Any]]:
@@ -71,14 +73,25 @@ def missing_atoms(artifact: Checkpoint, source: Checkpoint, only: str = "*") -> 
 
 
 def compare_atom(
-    artifact: Checkpoint, source: Checkpoint, name: str, importance: Tensor | None = None
+    artifact: Checkpoint,
+    source: Checkpoint,
+    name: str,
+    importance: Tensor | None = None,
+    *,
+    calibrated: bool = False,
 ) -> Compared:
-    """Compare one atom that both sides have; `importance` is what it was encoded with."""
+    """Compare one atom that both sides have.
+
+    importance  what it was encoded with
+    calibrated  a text chose its codes
+    """
     atom, origin = artifact.layout.atoms[name], source.layout.atoms[name]
     line = (name, atom.stored, atom.role, atom.scheme)
     if atom.shape != origin.shape:
         return Compared(*line, Error(), ("has another shape",))
-    pair = _Pair(artifact, source, open_value(artifact, atom), open_value(source, origin))
+    pair = _Pair(
+        artifact, source, open_value(artifact, atom), open_value(source, origin), calibrated
+    )
     if not atom.quantized:
         return Compared(*line, Error(), () if pair.equal() else ("is not the source's",))
     error, faults = pair.judged(importance)
@@ -93,6 +106,7 @@ class _Pair:
     source: Checkpoint
     ours: Value
     theirs: Value
+    calibrated: bool = False
 
     def judged(self, importance: Tensor | None) -> tuple[Error, tuple[str, ...]]:
         """Return the error of a quantised weight, and what is wrong with it.
@@ -110,7 +124,7 @@ class _Pair:
     def _error(self, read: Callable[[int, int], Tensor], importance: Tensor | None) -> Error:
         """Return the error in the order in which columns are stored."""
         total, scheme = Error(), self.ours.scheme
-        weighed = container_of(self.artifact).weighed(self.artifact)
+        weighed = self.calibrated or container_of(self.artifact).weighed(self.artifact)
         for rows in self._chunks():
             w = self.ours.in_stored_order(read(*rows))
             total += scheme.compare(w, self.ours.stored(*rows), importance, weighed=weighed)

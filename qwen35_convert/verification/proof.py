@@ -31,6 +31,7 @@ class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
     expected  what it is to be, where that is known; else it follows from the receipt
+    by_bounds calibrated weights are judged, the calibration is not run again
     """
 
     level: str = "tensors"
@@ -38,6 +39,7 @@ class Checks:
     workers: int = 1
     progress: Progress = lambda _: None
     expected: Plan | None = None
+    by_bounds: bool = False
 
     def __post_init__(self) -> None:
         effective_level(self.level, self.logits)
@@ -64,6 +66,7 @@ class Proof:
     failures: list[Failure] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)
     logits: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
 
     @staticmethod
     def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
@@ -104,6 +107,12 @@ class Proof:
         """Which tensors the artifact is a slice of on purpose, as a glob; None: it is whole."""
         told = self.expected or self.receipt
         return told.recipe.only if told else None
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a text chose codes of the artifact, as its receipt says."""
+        told = self.expected or self.receipt
+        return told is not None and told.recipe.quantize.calibrate is not None
 
     @property
     def importance(self) -> Mapping[str, Tensor]:

@@ -36,6 +36,7 @@ class Receipt:
     verdict         of the conversion's own verification, None if there was none
     errors          by scheme, as it measured them
     dropped         tensors that the recipe leaves out, by group
+    calibration     what a text that calibrated came to, None if there was none
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Receipt:
     verdict: Mapping[str, Any] | None
     errors: Any
     dropped: Any
+    calibration: Mapping[str, Any] | None = None
 
     def failure(self, problem: str) -> Failure:
         """Return what is wrong with the receipt."""
@@ -85,8 +87,14 @@ def _parse(path: Path) -> Receipt:
         raise FormatError(f"the source's title is {title!r:.120}")
     if not any(name.endswith(WEIGHTS) for name in source):
         raise FormatError("it lists no file of the source that has weights")
-    says = title, verdict, raw.get("errors"), raw.get("dropped")
-    return Receipt(path, version, build_recipe(recipe), source, output, *says)
+    calibration = raw.get("calibration")
+    if not isinstance(calibration, dict | None):
+        raise FormatError("its calibration is not an object")
+    resolved = build_recipe(recipe)
+    if resolved.quantize.calibrate is not None and calibration is None:
+        raise FormatError("its recipe calibrates, and it says nothing of it")
+    says = title, verdict, raw.get("errors"), raw.get("dropped"), calibration
+    return Receipt(path, version, resolved, source, output, *says)
 
 
 def _entries(side: Any, what: str) -> dict[str, Entry]:

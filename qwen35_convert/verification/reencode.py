@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,8 +105,8 @@ class Again:
     workers: int
     progress: Callable[[str], None]
 
-    def run(self) -> list[Compared]:
-        """Return every atom with its error; a fault says what differs.
+    def run(self, left_out: Collection[str] = ()) -> list[Compared]:
+        """Return every atom with its error, but those left out; a fault says what differs.
 
         A tensor that is missing or short is left to the comparison of headers.
         """
@@ -117,16 +117,26 @@ class Again:
             if not hasattr(local, "worker"):
                 effort = Effort(1, "cpu", lambda: None)
                 local.worker = make_worker(self.plan, effort, prepared)
-            result = _Result()
-            for rows in _encoded(item, self.source, local.worker):
-                result.measure(item.scheme, rows)
-                _compare(files, rows.outputs, result)
-            self.progress(item.atom.name)
-            return self._judged(item, result)
+            cost = item.scheme.cost(moved=True)
+            return self.one(item, files, local.worker, cost.write + cost.measure)
 
-        there = [item for item in self._in_file_order() if files.holds(item.outputs)]
+        order = (item for item in self._in_file_order() if item.atom.name not in left_out)
+        there = [item for item in order if files.holds(item.outputs)]
         with one_torch_thread():
             return each(one, there, self.workers)
+
+    def one(self, item: Item, files: Files, worker: Worker, held: int) -> Compared:
+        """Return one atom with its error.
+
+        held  bytes that are held of each element: ranges of rows follow from it
+        """
+        result = _Result()
+        value = open_value(self.source, item.atom, item.ops)
+        for rows in encoded_rows(value, item, worker, held):
+            result.measure(item.scheme, rows)
+            _compare(files, rows.outputs, result)
+        self.progress(item.atom.name)
+        return self._judged(item, result)
 
     def _in_file_order(self) -> list[Item]:
         return sorted(self.plan.items, key=lambda i: self.source.position(i.atom.stored))
@@ -143,7 +153,10 @@ class Again:
         name = item.atom.name
         if name in self.artifact.layout.atoms and name in self.source.layout.atoms:
             importance = self.plan.importance.get(name)
-            faults = compare_atom(self.artifact, self.source, name, importance).faults
+            calibrated = self.plan.recipe.quantize.calibrate is not None
+            faults = compare_atom(
+                self.artifact, self.source, name, importance, calibrated=calibrated
+            ).faults
             if faults:
                 yield from faults
                 return
@@ -153,12 +166,6 @@ class Again:
                 f"is not what the recipe makes of the source: {mismatch.count} of {sizes[output]} "
                 f"bytes of {output} differ, the first at byte {mismatch.first}"
             )
-
-
-def _encoded(item: Item, source: Checkpoint, worker: Worker) -> Iterator[Encoded]:
-    cost = item.scheme.cost(moved=True)
-    value = open_value(source, item.atom, item.ops)
-    return encoded_rows(value, item, worker, cost.write + cost.measure)
 
 
 def _compare(

@@ -15,6 +15,7 @@ from formats.checkpoint import Checkpoint
 from quant.stored import open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
+from qwen35_convert.planning.calibrated import calibrated_names
 from qwen35_convert.run.threads import each, one_torch_thread
 from qwen35_convert.verification.claims import logits_claims, plan_claims, summary_claims
 from qwen35_convert.verification.compare import (
@@ -28,6 +29,7 @@ from qwen35_convert.verification.files import file_failures
 from qwen35_convert.verification.kept_types import type_failures
 from qwen35_convert.verification.logits import check_logits
 from qwen35_convert.verification.proof import Proof
+from qwen35_convert.verification.recalibrate import Recalibration
 from qwen35_convert.verification.receipts import output_failures, source_failures
 from qwen35_convert.verification.reencode import Again
 
@@ -109,7 +111,8 @@ def _defects(proof: Proof) -> Iterator[Failure]:
 
     What has just been made again, equal to the byte, needs no judgement.
     """
-    made = {c.name for c in proof.compared if not c.faults} if proof.expected else set()
+    sure = (c.name for c in proof.compared if not c.faults and not c.by_bounds)
+    made = set(sure) if proof.expected else set()
     rest = [name for name in proof.artifact.layout.atoms if name not in made]
     for failures in each(partial(_defects_of, proof.artifact), rest, proof.checks.workers):
         yield from failures
@@ -141,7 +144,13 @@ def _again(proof: Proof) -> Iterator[Failure]:
     assert proof.source is not None, "it is needed"
     checks = proof.checks
     again = Again(proof.expected, proof.source, proof.artifact, checks.workers, checks.progress)
-    proof.compared = again.run()
+    calibrated = calibrated_names(proof.expected.items, proof.expected.recipe)
+    proof.compared = again.run(calibrated)
+    if calibrated:
+        claimed = proof.receipt.calibration if proof.receipt else None
+        trial = Recalibration(again, claimed, checks.by_bounds)
+        proof.compared += trial.run()
+        proof.calibration = trial.told()
     yield from explain(proof.artifact, proof.source, proof.compared)
 
 
@@ -158,7 +167,8 @@ def _values(proof: Proof) -> Iterator[Failure]:
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
-        result = compare_atom(artifact, source, name, proof.importance.get(name))
+        known = proof.importance.get(name)
+        result = compare_atom(artifact, source, name, known, calibrated=proof.calibrated)
         checks.progress(name)
         return result
 

@@ -30,7 +30,8 @@ __all__ = ["Checks", "Report", "verify"]
 class Report:
     """What verification found. `passed` is false if anything at all is wrong.
 
-    raised  why the level is not the one asked for
+    raised       why the level is not the one asked for
+    calibration  how calibrated weights were proven; None: there are none
     """
 
     level: str
@@ -41,6 +42,7 @@ class Report:
     against: str | None
     logits: dict[str, Any] | None = None
     raised: str | None = None
+    calibration: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -56,6 +58,7 @@ class Report:
             "against": self.against,
             "structure": self.structure,
             "schemes": self.schemes,
+            "calibration": self.calibration,
             "tensors": self.tensors,
             "logits": self.logits,
             "failures": [failure.as_dict() for failure in self.failures],
@@ -82,6 +85,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         against=str(source.folder) if source else None,
         logits=proof.logits,
         raised=level.raised,
+        calibration=proof.calibration,
     )
 
 

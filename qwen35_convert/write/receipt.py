@@ -105,8 +105,9 @@ def make_receipt(
     source_files: dict[str, Any],
     output_files: dict[str, Any],
     proof: Proof,
+    calibration: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the receipt's bytes."""
+    """Return the receipt's bytes; `calibration`: what a text that calibrated came to."""
     source = {"repo": origin.repo, "revision": origin.revision}
     source |= {} if plan.title is None else {"title": plan.title}
     receipt = {
@@ -117,7 +118,7 @@ def make_receipt(
         "verdict": proof.verdict,
         "errors": proof.schemes,
         "dropped": plan.dropped,
-    }
+    } | ({} if calibration is None else {"calibration": calibration})
     return dump_json(receipt)
 
 

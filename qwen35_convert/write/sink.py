@@ -33,7 +33,8 @@ from qwen35_convert.write.receipt import RECEIPT
 
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"
-OWN = (LOCK, JOURNAL, NEW_JOURNAL)
+SEEN = "calibration"  # what calibration saw, until it is in the receipt
+OWN = (LOCK, JOURNAL, NEW_JOURNAL, SEEN)
 
 
 def partial_of(out: Path) -> Path:
@@ -250,7 +251,7 @@ class FolderSink:
         """Make everything durable and give the folder this name."""
         self.sync()
         with writing(path, "giving it its name", left=self.left):
-            for file in (JOURNAL, NEW_JOURNAL):
+            for file in (JOURNAL, NEW_JOURNAL, SEEN):
                 (self.work / file).unlink(missing_ok=True)
             sync_folder(self.work)
             replace_folder(self.work, path)

@@ -20,14 +20,12 @@ from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
 from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.durable import reserve, write_all, writing, written_aside
-from qwen35_convert.text.tokens import DEFAULT, text_ids
+from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids
 from qwen35_convert.write.file_sink import check_out_files
 from qwen35_convert.write.sink import partial_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CHUNK = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,7 @@ def make_imatrix(
 
 def chunks_of(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
     """Return the first chunks of a text as token ids, 512 each. RecipeError if there is none."""
-    import torch
-
-    ids = torch.tensor(text_ids(checkpoint, text))
-    starts = range(0, len(ids) - 1, CHUNK)
-    return [ids[start : start + CHUNK] for start in starts][:most]
+    return chunked(text_ids(checkpoint, text))[:most]
 
 
 def _hub(checkpoint: Checkpoint, name: str) -> str:

@@ -25,6 +25,11 @@ from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.config import artifact_config
 from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.calibrated import (
+    calibration_notes,
+    check_calibrated,
+    method_of,
+)
 from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
@@ -36,8 +41,6 @@ from qwen35_convert.recipe import NEAREST, Recipe
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
     """Plan a folder of safetensors; `widened`: the source has what it keeps in wider types."""
     layout = source.layout
-    if recipe.quantize.method != NEAREST:
-        raise RecipeError("quantize.method", f"is {recipe.quantize.method}, not there yet", NEAREST)
     namespace = _namespace(source, recipe)
     gone = _dropped(recipe, namespace)
     atoms, dropped = select(source, recipe, gone)
@@ -50,7 +53,11 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     items = []
     for atom, choice in zip(atoms, chosen, strict=True):
         scheme = schemes.get(choice.scheme) or Plain(kept_dtype(atom, usual))
-        items.append(Item(atom, scheme, namer.outputs(atom, scheme), choice.reason))
+        method = method_of(recipe, atom, scheme)
+        reason = choice.reason if method == NEAREST else f"{choice.reason}, {method}"
+        items.append(Item(atom, scheme, namer.outputs(atom, scheme), reason))
+    written = [(item.atom, item.scheme) for item in items]
+    check_calibrated(recipe, written)
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
@@ -78,6 +85,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
             *side_notes(source),
             *(image_notes(source) if namespace == HUB else ()),
             *said,
+            *calibration_notes(recipe, written),
         ),
         files=files_beside(source, config, shards),
         described=config,

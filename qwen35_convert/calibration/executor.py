@@ -1,0 +1,82 @@
+"""The executor of a calibrated conversion: all that needs no text, then layer after layer.
+
+A layer's weights are durable and in the journal before the next one is run. An interrupted
+conversion runs the layers that are written, and goes on with the first that is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.calibration.layers import Layers
+from qwen35_convert.calibration.seen import append_seen
+from qwen35_convert.calibration.texts import Texts, read_texts
+from qwen35_convert.containers.registry import CONTAINERS
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import RunOptions
+from qwen35_convert.planning.calibrated import stages
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.run.items import Effort, Worker, convert_item, run_items
+from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.sink import SEEN, FolderSink
+
+
+def check_text(source: Checkpoint, recipe: Recipe) -> None:
+    """Refuse a text that cannot be read or is too short, and a rope that is not computed."""
+    if recipe.quantize.calibrate is None:
+        return
+    from runtime.kernels.attention.frequencies import check_rope
+
+    check_rope(source.config.rope)
+    read_texts(source, recipe.quantize.calibrate)
+
+
+def check_means(source: Checkpoint, recipe: Recipe, options: RunOptions) -> None:
+    """Refuse to calibrate on many machines, or a stream. RecipeError."""
+    method = recipe.quantize.method
+    if recipe.quantize.calibrate is None:
+        return
+    if options.executor != "threads":
+        raise RecipeError(
+            f"quantize.method is {method}, which goes layer by layer, and executor is "
+            f"{options.executor}",
+            expected="threads",
+        )
+    if source.remote is not None:
+        raise RecipeError(
+            f"quantize.method is {method}, which reads each layer twice, and the source is a "
+            "stream",
+            fix="leave out --stream",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedExecutor:
+    """Converts the items of a plan whose codes a text decides."""
+
+    texts: Texts
+
+    def __call__(
+        self, plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort
+    ) -> None:
+        """Convert every item that is not in the journal."""
+        calibrated = stages(plan)
+        left_out = {index for items in calibrated.values() for index in items}
+        run_items(plan, source, sink, journal, effort, left_out)
+        if left_out <= journal.done:
+            return
+
+        def encode(index: int, worker: Worker) -> None:
+            convert_item(plan.items[index], source, sink, worker)
+            effort.advance()
+
+        made = CONTAINERS[plan.container].open(sink.artifact)
+        layers = Layers(plan, source, made, self.texts, effort.workers, effort.device, encode)
+        for items, seen in layers.run(journal.done):
+            sink.sync()
+            append_seen(sink.work / SEEN, seen, sink.left)
+            journal.append(items)
+            few = seen.note()
+            effort.say(f"{seen.stage} is calibrated" + (f"; {few}" if few else ""))

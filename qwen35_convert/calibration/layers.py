@@ -1,0 +1,103 @@
+"""Layer by layer: inputs are collected, weights encoded by them, and what was stored runs on.
+
+    sums_i = inputs of the source's layer i on x_i        x_i+1 = layer i, as it is stored, on x_i
+
+Weights of an input are encoded as soon as its last token has been seen; then its sums are
+forgotten. So are layers: those of the artifact are read back from what was written, which is also
+how a conversion goes on that was interrupted, and how an artifact is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.calibration.encoder import SWEEP, Encode, Encoder
+from qwen35_convert.calibration.seen import Seen
+from qwen35_convert.calibration.texts import Texts
+from qwen35_convert.planning.calibrated import stages
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.run.items import Preparation
+from qwen35_convert.run.threads import one_torch_thread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.layerwise import Walk
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The calibrated layers of a plan.
+
+    made     the artifact, whose layers are read when all before them are written
+    workers  threads; no byte depends on how many
+    encode   called on threads for each calibrated item, by its number
+    """
+
+    plan: Plan
+    source: Checkpoint
+    made: Checkpoint
+    texts: Texts
+    workers: int
+    device: str
+    encode: Encode
+
+    def run(self, done: Collection[int] = ()) -> Iterator[tuple[list[int], Seen]]:
+        """Yield each layer's items when they have been encoded, with what was seen of their inputs.
+
+        done  items that are written: a layer of which all are is only run
+
+        QuantError for sums that are not finite.
+        """
+        import torch
+
+        from runtime.workers import Workers
+
+        with one_torch_thread(), Workers(self.device, self.workers) as workers:
+            over = {"device": self.device, "dtype": torch.float32, "workers": workers}
+            walked = _Walked(self, over)
+            for stage, items in stages(self.plan).items():
+                if not set(items) <= set(done):
+                    yield items, walked.collect(stage, items)
+
+
+class _Walked:
+    """The two walks: the source's, which is observed, and the artifact's, which goes on."""
+
+    def __init__(self, layers: Layers, over: dict[str, Any]) -> None:
+        from runtime.layerwise import Walk
+
+        self.layers, self.prepared = layers, Preparation(layers.source)
+        self.observer: Any = None
+        texts = layers.texts.ids
+        self.observed: Walk = Walk.over(layers.source, texts, observer=self, **over)
+        self.stored: Walk = Walk.over(layers.made, texts, **over)
+        self.x, self.at = self.stored.embedded(), 0
+
+    def observe(self, names: Sequence[str], x_TK: Tensor) -> None:
+        """Show an input to the observer of the layer."""
+        self.observer.observe(names, x_TK)
+
+    def collect(self, stage: str, items: list[int]) -> Seen:
+        """Run the source's layer; encode the items of each input when it is complete."""
+        from runtime.hessian import Hessians
+
+        layers, (head, _, number) = self.layers, stage.rpartition(".")
+        in_model = head == "layers"
+        for i in range(self.at, int(number) if in_model else len(self.stored.config.layer_types)):
+            self.x, self.at = self.stored.layer(i, self.x), i + 1
+        encoder = Encoder(layers.plan, layers.encode, layers.workers, layers.device, self.prepared,
+                          stage, items)  # fmt: skip
+        texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
+        tokens = texts.tokens if in_model else texts.tokens - len(texts.ids)
+        self.observer = Hessians(
+            encoder.numbers, tokens, encoder.experts, encoder.finished, squares=squares
+        )
+        if in_model:
+            self.observed.layer(int(number), self.x)
+        else:
+            self.observed.mtp(self.stored.hidden(self.x))
+        return encoder.close()

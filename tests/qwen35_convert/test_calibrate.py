@@ -1,0 +1,136 @@
+"""Weights encoded by what a text makes of their inputs: bytes, resume, proof, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import qwen35_convert as q
+from qwen35_convert.calibration import executor
+from qwen35_convert.errors import RecipeError
+
+SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq")
+RECEIPT = "qwen35-receipt.json"
+WEIGHTS = "model.safetensors"
+DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
+
+
+def convert(nano, out, recipe="int4", workers=1, settings=SETTINGS, **options):
+    chosen = q.RunOptions(workers=workers, **options)
+    return q.convert(nano, out, recipe, chosen, overrides=settings)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, nano_path):
+    out = tmp_path_factory.mktemp("calibrated") / "out"
+    done = convert(nano_path, out)
+    assert done.report.passed, done.report.failures
+    assert done.report.calibration["proof"] == "again"
+    return out
+
+
+def test_workers_change_no_byte(made, nano_path, tmp_path):
+    convert(nano_path, tmp_path / "out", workers=2, verify=False)
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made / WEIGHTS).read_bytes()
+
+
+def test_the_receipt_says_what_calibrated(made):
+    told = json.loads((made / RECEIPT).read_text())["calibration"]
+    assert (told["method"], told["tokens"], told["text"]) == ("gptq", 512, "default")
+    assert list(told["layers"]) == [f"layers.{i}" for i in range(len(told["layers"]))]
+    assert all(len(layer["sums_sha256"]) == 64 for layer in told["layers"].values())
+
+
+def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, monkeypatch):
+    def killed(path, seen, left, append=executor.append_seen):
+        if seen.stage == "layers.2":
+            raise KeyboardInterrupt
+        append(path, seen, left)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "append_seen", killed)
+        with pytest.raises(KeyboardInterrupt):
+            convert(nano_path, tmp_path / "out", verify=False)
+    began = []
+    say = executor.append_seen
+    monkeypatch.setattr(
+        executor,
+        "append_seen",
+        lambda path, seen, left: (began.append(seen.stage), say(path, seen, left)),
+    )
+    done = convert(nano_path, tmp_path / "out")
+    assert began[0] == "layers.2"
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made / WEIGHTS).read_bytes()
+    assert done.receipt == (made / RECEIPT).read_bytes()
+
+
+def test_it_is_proven_by_running_again_or_by_bounds(made, nano_path):
+    again = q.verify(made, nano_path)
+    assert again.passed, again.failures
+    assert again.calibration["proof"] == "again"
+    judged = q.verify(made, nano_path, by_bounds=True)
+    assert judged.passed, judged.failures
+    assert judged.calibration["proof"] == "bounds"
+
+
+def test_sums_of_another_machine_are_judged_by_bounds(made, nano_path, tmp_path):
+    out = shutil.copytree(made, tmp_path / "out")
+    receipt = json.loads((out / RECEIPT).read_text())
+    receipt["calibration"]["layers"]["layers.1"]["sums_sha256"] = "0" * 64
+    (out / RECEIPT).write_text(json.dumps(receipt))
+    report = q.verify(out, nano_path)
+    assert report.passed, report.failures
+    assert report.calibration["layers_again"] == 1
+    assert "layers.1" in report.calibration["why"]
+
+
+@pytest.mark.parametrize("by_bounds", [False, True])
+def test_a_tampered_weight_is_named(made, nano_path, tmp_path, by_bounds):
+    out = shutil.copytree(made, tmp_path / "out")
+    tensors = load_file(out / WEIGHTS)
+    tensors[DOWN + "_packed"][5] = -2004318072
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    report = q.verify(out, nano_path, by_bounds=by_bounds)
+    named = {f.tensor for f in report.failures if f.tensor.startswith("model.language")}
+    assert len(named) == 1, report.failures
+    assert named.pop().startswith(DOWN)
+
+
+def test_a_missing_text_is_said(nano_path, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog " * 200)
+    settings = (*SETTINGS, f"quantize.calibrate.text={text}")
+    convert(nano_path, tmp_path / "out", settings=settings, verify=False)
+    text.unlink()
+    report = q.verify(tmp_path / "out", nano_path)
+    assert report.passed, report.failures
+    assert "not at hand" in report.calibration["why"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("int4", ("only=layers.0.*",), "inputs come from all the layers"),
+        ("fp8-block", (), "nearest, or a scheme that is calibrated: nvfp4a16"),
+        ("int4", ("quantize.calibrate.text=/nowhere/x.txt",), "quantize.calibrate.text /nowhere"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(nano_path, tmp_path, recipe, settings, message):
+    with pytest.raises(RecipeError, match=message):
+        q.plan(nano_path, recipe, tmp_path / "out", overrides=(*SETTINGS, *settings))
+
+
+@pytest.mark.parametrize("content", ["", "too short"])
+def test_a_text_that_is_too_short_is_refused(nano_path, tmp_path, content):
+    (tmp_path / "x.txt").write_text(content)
+    settings = (*SETTINGS, f"quantize.calibrate.text={tmp_path / 'x.txt'}")
+    with pytest.raises(RecipeError, match=r"x.txt has \d tokens, expected at least"):
+        q.plan(nano_path, "int4", tmp_path / "out", overrides=settings)
+
+
+def test_many_machines_are_refused(nano_path, tmp_path):
+    with pytest.raises(RecipeError, match="goes layer by layer"):
+        convert(nano_path, tmp_path / "out", executor="ray")
