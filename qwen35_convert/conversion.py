@@ -10,6 +10,7 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.calibration.executor import CalibratedExecutor, check_means, check_text
+from qwen35_convert.calibration.memory import check_memory
 from qwen35_convert.calibration.texts import read_texts
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.options import RunOptions
@@ -60,7 +61,9 @@ def convert_checkpoint(
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
     asked = recipe.quantize.calibrate
     if asked is not None:
-        calibrating = CalibratedExecutor(read_texts(source, asked))
+        texts = read_texts(source, asked)
+        check_memory(plan, source, options.memory_limit, texts.tokens, share.workers)
+        calibrating = CalibratedExecutor(texts)
         return write_artifact(Job(plan, source, origin, out, options, share, calibrating))
     with open_executor(options, path) as execute:
         return write_artifact(Job(plan, source, origin, out, options, share, execute))

@@ -10,7 +10,10 @@ from safetensors.torch import load_file, save_file
 
 import qwen35_convert as q
 from qwen35_convert.calibration import executor
+from qwen35_convert.calibration.memory import check_memory
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.run.memory import resident
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq")
 RECEIPT = "qwen35-receipt.json"
@@ -129,6 +132,14 @@ def test_a_text_that_is_too_short_is_refused(nano_path, tmp_path, content):
     settings = (*SETTINGS, f"quantize.calibrate.text={tmp_path / 'x.txt'}")
     with pytest.raises(RecipeError, match=r"x.txt has \d tokens, expected at least"):
         q.plan(nano_path, "int4", tmp_path / "out", overrides=settings)
+
+
+def test_a_limit_that_is_too_small_is_refused_with_numbers(nano_path, tmp_path):
+    plan = q.plan(nano_path, "int4", tmp_path / "out", overrides=SETTINGS)
+    source = open_checkpoint(nano_path)
+    with pytest.raises(RecipeError, match="MB or more, as one layer and the sums"):
+        check_memory(plan, source, q.Limit(resident() + (32 << 20)), 512, 1)
+    check_memory(plan, source, q.Limit(resident() + (512 << 20)), 512, 1)
 
 
 def test_many_machines_are_refused(nano_path, tmp_path):

@@ -1,0 +1,54 @@
+"""The memory that calibration takes, held against a limit before a byte is written.
+
+    the residual streams + one layer in float32 + an input's sums and their factor + ranges of rows
+
+The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
+one by one, so a layer counts without them, but for those at work.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.calibration.encoder import CHUNK_BYTES, EXPERT, GPTQ
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import Limit
+from qwen35_convert.planning.calibrated import stage_of, stages
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.run.memory import resident
+
+STREAMS, SUMS, FACTOR = 4, 4, 40  # streams held; bytes of an element of a matrix of K by K
+
+
+def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int) -> int:
+    """Return what calibration holds beside the program and the plan."""
+    layers: dict[str, int] = {}
+    experts = [0]
+    for name, atom in source.layout.atoms.items():
+        stage, nbytes = stage_of(name), 4 * prod(atom.shape)
+        if atom.role == EXPERT:
+            experts.append(3 * nbytes)
+        elif stage is not None:
+            layers[stage] = layers.get(stage, 0) + nbytes
+    widest = max(plan.items[i].atom.shape[-1] for items in stages(plan).values() for i in items)
+    squares = widest**2 if plan.recipe.quantize.method == GPTQ else widest
+    streams = STREAMS * tokens * source.config.sizes["H"] * 4
+    layer = max(layers.values(), default=0) + workers * max(experts)
+    return streams + layer + squares * (2 * SUMS + FACTOR) + workers * CHUNK_BYTES
+
+
+def check_memory(
+    plan: Plan, source: Checkpoint, limit: Limit | None, tokens: int, workers: int
+) -> None:
+    """Refuse a firm limit that calibration exceeds. RecipeError says by what."""
+    if limit is None or not limit.firm:
+        return
+    needed = resident() + calibration_bytes(plan, source, tokens, workers)
+    if needed > limit.nbytes:
+        raise RecipeError(
+            "--memory-limit",
+            f"is {limit.nbytes // 10**6} MB",
+            f"{-(-needed // 10**6)} MB or more, as one layer and the sums of its inputs need",
+            "fewer quantize.calibrate.tokens, fewer --workers, or quantize.method=sweep",
+        )
