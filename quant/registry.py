@@ -13,7 +13,7 @@ from formats.stored import KEEP
 from quant.errors import QuantError
 from quant.fourbit.integer import INT4, INT8
 from quant.fourbit.mxfp4 import MXFP4
-from quant.fourbit.nvfp4 import NVFP4
+from quant.fourbit.nvfp4 import NVFP4, NVFP4_INPUTS
 from quant.fourbit.qweight import GPTQ, GPTQ_WRITTEN
 from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from quant.scheme import Choices, Scheme
 
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, MXFP4, INT4, INT8)
+    scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, NVFP4_INPUTS, MXFP4, INT4, INT8)
 }
 # What a scheme is in a dialect that has another layout for it.
 OTHER_FORMS: dict[tuple[str, str], Scheme] = {("int4", GPTQ): GPTQ_WRITTEN}
-RECOGNISERS: list[Recogniser] = [*FORMS, NVFP4, MXFP4, INT4, INT8, QWEIGHTS, Plain()]
+NVFP4_FORMS = (NVFP4_INPUTS, NVFP4)
+RECOGNISERS: list[Recogniser] = [*FORMS, *NVFP4_FORMS, MXFP4, INT4, INT8, QWEIGHTS, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]
 
 

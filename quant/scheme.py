@@ -43,6 +43,7 @@ class Part:
     unpack      makes a row for each row of the weight of one that holds several, packed
     fused       it must be the same in all weights that engines fuse into one matrix
     transposed  columns of the weight come first in the file
+    measured    it is found by running the model, not by encoding the weight
     """
 
     key: str
@@ -53,6 +54,7 @@ class Part:
     unpack: Callable[[Tensor], Tensor] | None = None
     fused: bool = False
     transposed: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,16 @@ class Scheme(StoredForm, Recogniser, Protocol):
     @property
     def looked_up(self) -> bool:
         """Whether engines read an embedding that is stored so."""
+        ...
+
+    @property
+    def static_inputs(self) -> bool:
+        """Whether a scale of the weight's inputs is stored with it."""
+        ...
+
+    @property
+    def dialect(self) -> str:
+        """Whose names and config it is written with."""
         ...
 
     @property
@@ -162,6 +174,10 @@ class Scheme(StoredForm, Recogniser, Protocol):
 
         QuantError if it holds what this form cannot.
         """
+        ...
+
+    def scale_inputs(self, amax: Tensor) -> dict[str, Tensor]:
+        """Return the parts that are measured, by key; amax is the largest input, float32 []."""
         ...
 
     def decode(self, rows: Mapping[str, Tensor]) -> Tensor:
@@ -230,6 +246,10 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """Return it as it was chosen, itself if it has nothing to choose. QuantError."""
         ...
 
+    def in_dialect(self, dialect: str) -> Scheme:
+        """Return it as it is stored in a dialect; itself if that has no other form for it."""
+        ...
+
     def beside_others(self) -> Scheme:
         """Return it as it is stored in an artifact that has other schemes too."""
         ...
@@ -240,7 +260,13 @@ class Usual:
 
     row_multiple: int = 1
     looked_up: bool = False
+    static_inputs: bool = False
     dialects: tuple[str, ...] = (COMPRESSED,)
+
+    @property
+    def dialect(self) -> str:
+        """Whose names and config it is written with."""
+        return COMPRESSED
 
     @property
     def calibrated(self) -> bool:
@@ -285,6 +311,10 @@ class Usual:
         """Nobody asks."""
         raise NotImplementedError
 
+    def scale_inputs(self, _amax: Tensor) -> dict[str, Tensor]:
+        """Return nothing: inputs are what they are."""
+        return {}
+
     def defects(self, _rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return nothing: all bytes have a meaning."""
         return {}
@@ -299,6 +329,10 @@ class Usual:
 
     def with_choices(self, _choices: Choices) -> Self:
         """Return itself: it has nothing to choose."""
+        return self
+
+    def in_dialect(self, _dialect: str) -> Self:
+        """Return itself: it is stored in one way."""
         return self
 
     def beside_others(self) -> Self:

@@ -264,7 +264,7 @@ def each_row(
 
     index, rows = torch.arange(shape[0]), {}
     for part in scheme.parts("", shape):
-        if part.constant is None:
+        if part.constant is None and not part.measured:
             data = part.unpack(parts[part.key]) if part.unpack else parts[part.key]
             shared = part.rows or 1
             rows[part.key] = data if shared == 1 else _at(data, index // shared)

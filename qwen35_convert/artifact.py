@@ -142,9 +142,9 @@ def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Repo
 def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:
     """Return what the receipt says of the text that calibrated, None if none did."""
     quantize = job.plan.recipe.quantize
-    if quantize.calibrate is None:
+    if quantize.chosen_by is None:
         return None
-    texts = read_texts(job.source, quantize.calibrate)
+    texts = read_texts(job.source, quantize.chosen_by)
     return receipt_of(sink.work / SEEN, quantize.method, texts)
 
 

@@ -13,6 +13,7 @@ from qwen35_convert.calibration.executor import CalibratedExecutor, check_means,
 from qwen35_convert.calibration.memory import check_memory
 from qwen35_convert.calibration.texts import read_texts
 from qwen35_convert.containers.registry import container_for, expect
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
@@ -20,6 +21,7 @@ from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import open_executor
 from qwen35_convert.run.memory import fit_memory
+from qwen35_convert.text.inputs import needs_inputs, with_inputs
 from qwen35_convert.verification.levels import check_measurable
 from qwen35_convert.write.failed import check_failed
 from qwen35_convert.write.receipt import Origin
@@ -59,11 +61,15 @@ def convert_checkpoint(
     options.on_plan(plan)
     threads = options.threads(streamed=source.remote is not None)
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
-    asked = recipe.quantize.calibrate
+    asked = recipe.quantize.chosen_by
     if asked is not None:
         texts = read_texts(source, asked)
         check_memory(plan, source, options.memory_limit, texts.tokens, share.workers)
+        plan = with_inputs(plan, source)
         calibrating = CalibratedExecutor(texts)
         return write_artifact(Job(plan, source, origin, out, options, share, calibrating))
+    if needs_inputs(plan) and options.executor != "threads":
+        raise RecipeError("nvfp4", "reads a text first", "the executor of threads")
     with open_executor(options, path) as execute:
+        plan = with_inputs(plan, source)
         return write_artifact(Job(plan, source, origin, out, options, share, execute))

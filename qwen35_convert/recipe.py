@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from quant.registry import SCHEMES
 from quant.scheme import COMPRESSED, Choices
 from qwen35_convert.errors import RecipeError
 
@@ -83,9 +84,14 @@ class Calibrate(_Part):
     text: str = "default"
     tokens: int = Field(default=32768, gt=1)
 
+    @property
+    def file(self) -> str | None:
+        """Return the text's file; None if it is the bundled one."""
+        return None if self.text == "default" else self.text
+
 
 class Quantize(_Part):
-    """Which scheme, which scale type, which exceptions, and how codes are found.
+    """Which scheme, which scale type, in whose dialect, which exceptions, how codes are found.
 
     method  nearest: by the weights alone; sweep: scales that suit the inputs of a text; gptq: codes
             that make up for each other's errors, too
@@ -106,6 +112,17 @@ class Quantize(_Part):
     imatrix: str | None = None
 
     @property
+    def files(self) -> list[Path]:
+        """Return what is read beside the source: an imatrix, a text."""
+        text = self.calibrate.file if self.calibrate else None
+        return [Path(name) for name in (self.imatrix, text) if name]
+
+    @property
+    def chosen_by(self) -> Calibrate | None:
+        """Return the text that codes are chosen by; None if they are the nearest."""
+        return None if self.method == NEAREST else self.calibrate
+
+    @property
     def choices(self) -> Choices:
         """Return what is chosen of schemes that have a choice."""
         return Choices(self.scale, self.group, self.symmetric, self.dialect)
@@ -120,15 +137,26 @@ class Quantize(_Part):
     def _calibrated_by_default(cls, values: object) -> object:
         if not isinstance(values, dict) or values.get("calibrate") is not None:
             return values
-        if values.get("method", NEAREST) == NEAREST:
-            return values
-        return values | {"calibrate": {}}
+        reads = values.get("method", NEAREST) != NEAREST or _scales_inputs(values)
+        return values | {"calibrate": {}} if reads else values
 
     @model_validator(mode="after")
     def _calibrated_for_a_use(self) -> Quantize:
-        if self.method == NEAREST and self.calibrate is not None:
-            raise ValueError("calibrate is for method sweep or gptq, and method is nearest")
+        reads = self.method != NEAREST or _scales_inputs(self.model_dump())
+        if not reads and self.calibrate is not None:
+            raise ValueError(
+                "calibrate is for method sweep or gptq and for schemes that scale inputs, and "
+                "method is nearest"
+            )
         return self
+
+
+def _scales_inputs(values: Mapping[str, Any]) -> bool:
+    """Whether a scheme that is asked for stores a scale of inputs, which a text gives."""
+    rules = values.get("rules")
+    asked = [values, *(rules if isinstance(rules, list | tuple) else ())]
+    names = {str(one.get("scheme")) for one in asked if isinstance(one, dict)}
+    return any(SCHEMES[name].static_inputs for name in names & SCHEMES.keys())
 
 
 class Export(_Part):

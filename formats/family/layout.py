@@ -15,7 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from formats.family.activation_scales import activation_notes, take_activation_scales
+from formats.family.activation_scales import (
+    activation_notes,
+    scaled_by,
+    take_activation_scales,
+)
 from formats.family.config import ABSENT, Config
 from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
 from formats.family.lost_fields import LOST, lost_fields
@@ -146,8 +150,10 @@ def recognise(
     names, collisions = dialect.rename(infos, config) if dialect else _hub_names(infos)
     held = {hub: infos[stored] for hub, stored in names.items()}
     twins = {} if dialect else _take_copies(held)
-    scales = () if dialect else take_activation_scales(held)
     weights = _weights(held, recognisers)
+    coded = _coded_parts(weights)
+    scales = () if dialect else take_activation_scales(held, coded)
+    weights = {hub: weight for hub, weight in weights.items() if weight.parts[0].name not in scales}
     leftovers = {} if dialect else _leftovers(held, weights, recognisers)
     for hub in leftovers:
         del held[hub]
@@ -176,7 +182,7 @@ def recognise(
             *tie_notes,
             *notes_of(held, config, form, mlx=dialect.kind == MLX),
             *unused_notes([*buffers], twins),
-            *activation_notes(scales),
+            *activation_notes([*scales, *filter(scaled_by, coded)]),
         ],
         problems=_parted([*problems, *tie_problems, *config.problems], names),
         buffers=tuple(buffers),
@@ -227,13 +233,19 @@ def _weights(
     return weights
 
 
+def _coded_parts(weights: Mapping[str, StoredWeight]) -> dict[str, None]:
+    """Return the stored names of the parts of all quantised weights, in their order."""
+    coded = (w.parts for w in weights.values() if w.form.label)
+    return dict.fromkeys(part.name for parts in coded for part in parts)
+
+
 def _leftovers(
     held: Mapping[str, TensorInfo],
     weights: Mapping[str, StoredWeight],
     recognisers: Sequence[Recogniser],
 ) -> dict[str, Problem]:
     """Return what other quantisers and trainers left, which is part of no quantised weight."""
-    coded = {part.name for w in weights.values() if w.form.label for part in w.parts}
+    coded = _coded_parts(weights)
     suspects = ((hub, leftover(info)) for hub, info in held.items() if info.name not in coded)
     found = {hub: problem for hub, problem in suspects if problem}
     return {hub: _explained(hub, held, recognisers) or said for hub, said in found.items()}

@@ -82,7 +82,7 @@ LEFTOVERS = {
     "nested_quant_map": "bitsandbytes", "SCB": "bitsandbytes",
     "weight_format": "bitsandbytes", "weight_packed": "compressed-tensors 4-bit",
     "weight_shape": "compressed-tensors 4-bit", "weight_zero_point": "compressed-tensors",
-    "weight_global_scale": "NVFP4", "weight_scale_2": "NVFP4", "input_global_scale": "NVFP4",
+    "weight_global_scale": "NVFP4", "weight_scale_2": "NVFP4",
     "gate_up_proj_packed": "compressed-tensors 4-bit",
 }  # fmt: skip
 LEFTOVER_PARTS = {"quant_state": "bitsandbytes"}
@@ -104,7 +104,10 @@ KNOWN_METHODS: dict[str, tuple[object, ...] | None] = {
     "fbgemm_fp8": None,
     "compressed-tensors": None,
     **dict.fromkeys(PACKINGS),
-    "modelopt": (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MIXED_PRECISION"),
+    "modelopt": (
+        *(None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"),
+        *("NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"),
+    ),
 }
 
 

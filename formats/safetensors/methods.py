@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from formats.errors import FormatError
 from formats.family.names import FROM_ORIGINAL, KNOWN_METHODS
 from formats.family.packings import odd_packing
+from formats.safetensors.hf_quant import HF_QUANT, quantization_of
 from formats.safetensors.place import Place
 
 BLOCK = "quantization_config"
 EDGE = 128
 # Older tools leave the block out of config.json and write it by itself: by file, the method.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", HF_QUANT: "modelopt"}
 
 
 def block_beside(place: Place, raw: dict[str, Any]) -> tuple[str, ...]:
@@ -26,7 +28,9 @@ def block_beside(place: Place, raw: dict[str, Any]) -> tuple[str, ...]:
 def with_block(place: Place, raw: dict[str, Any]) -> dict[str, Any]:
     """Return a config.json with the block that stands in a file beside it, if it has none."""
     for name in block_beside(place, raw):
-        return raw | {BLOCK: {"quant_method": BESIDE[name]} | place.read(name)}
+        own = name == HF_QUANT
+        said = quantization_of(partial(place.read, name)) if own else place.read(name)
+        return raw if said is None else raw | {BLOCK: {"quant_method": BESIDE[name]} | said}
     return raw
 
 
@@ -44,8 +48,8 @@ def refuse_method(raw: dict[str, Any]) -> None:
             by = f"{method} {algo}" if algo else method
             raise FormatError(
                 f"config.json: the checkpoint is quantised by {by}, "
-                "expected BF16, F16, F32 or FP8 weights, or codes of compressed-tensors, GPTQ, "
-                "AWQ or AutoRound\n"
+                "expected BF16, F16, F32 or FP8 weights, or codes of compressed-tensors, ModelOpt "
+                "(NVFP4), GPTQ, AWQ or AutoRound\n"
                 f"  fix   {FROM_ORIGINAL}"
             )
         odd = odd_packing(block)

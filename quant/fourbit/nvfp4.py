@@ -1,27 +1,33 @@
 """NVFP4: E2M1 codes in groups of 16, E4M3 scales, and one scale over those of a fused matrix.
 
+    nvfp4a16   weights alone
+    nvfp4      engines with kernels for it take the inputs in four bits too, in groups of 16 whose
+               scales are found as they run, over a scale that is stored: the scale of the inputs
+
     step = weight_scale / weight_global_scale        weight_global_scale = 448 * 6 / largest weight
 
-Trap: this global scale divides, ModelOpt's (`weight_scale_2`) multiplies. Engines run
-fused matrices (q, k, v; gate, up of each expert; qkv, z) with one global scale, whichever member's
-that is, so they share it.
+Trap: this global scale divides, ModelOpt's (`weight_scale_2`) multiplies: see `dialects`. Engines
+run fused matrices (q, k, v; gate, up of each expert; qkv, z) with one global scale, whichever
+member's that is, so they share it; and one scale of the inputs, which are the same.
 
-Source: compressed-tensors at 0.20, `generate_gparam`, `calculate_qparams`; Marlin at vLLM 0.33,
-which takes block scales below 2^-6 for 0.
+Source: compressed-tensors at 0.20, ModelOpt at 0.47; Marlin at vLLM 0.33, which takes block scales
+below 2^-6 for 0.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
+from quant.fourbit.dialects import DIALECTS, Dialect
 from quant.fourbit.fp4 import E2M1_MAX, Fp4
-from quant.fourbit.parts import GLOBAL, SCALE
-from quant.scheme import Part, Shape
+from quant.fourbit.parts import GLOBAL, INPUTS, PACKED, SCALE, stored_parts
+from quant.scheme import COMPRESSED, Choices, Part, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -29,10 +35,18 @@ if TYPE_CHECKING:
     from quant.fourbit.hessian import Factor
 
 E4M3_MAX = 448.0
+WHOLE = E4M3_MAX * E2M1_MAX
 # E4M3's smallest normal number: Marlin flushes what is below.
 LEAST_SCALE = 2.0**-6
-# The scale of a group of zeros, which compressed-tensors writes.
-ZERO_SCALE = 0.125
+# What the largest input of a linear may be: memory that nobody wrote to holds other numbers.
+INPUT_RANGE = 2.0**-26, 2.0**32
+FORMAT = "nvfp4-pack-quantized"
+WEIGHTS = (("strategy", "tensor_group"), ("scale_dtype", "torch.float8_e4m3fn"))
+# What compressed-tensors says of inputs whose groups get their scales as engines run.
+INPUT_ARGS = {
+    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True,
+    "dynamic": "local", "scale_dtype": "torch.float8_e4m3fn", "observer": "static_minmax",
+}  # fmt: skip
 # Bytes of E4M3: those of 2^-6 and of 448, and how far from the usual scale one is searched for.
 # Five up is 1.5 times, where the largest weight becomes 4 instead of 6.
 LEAST_CODE, MOST_CODE = 0x08, 0x7E
@@ -41,17 +55,60 @@ DOWN, UP = 4, 6
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4(Fp4):
-    """Groups of 16 whose scales are E4M3 numbers, over a scale of the whole fused matrix."""
+    """Groups of 16 whose scales are E4M3 numbers, over a scale of the whole fused matrix.
+
+    static_inputs  a scale of the inputs is stored
+    spelling       whose names and scales they are
+    axes           of the scales of a matrix; None: as many as the dialect writes
+    """
+
+    static_inputs: bool = False
+    spelling: Dialect = DIALECTS[COMPRESSED]
+    axes: int | None = None
+    dialects: tuple[str, ...] = tuple(DIALECTS)
+
+    @property
+    def label(self) -> str:
+        """What a checkpoint of such weights is called."""
+        return self.name if self.dialect == COMPRESSED else f"{self.name} ({self.dialect})"
+
+    @property
+    def dialect(self) -> str:
+        """Whose names and scales they are."""
+        return self.spelling.name
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
-        """Return codes, scales, and the one scale over them."""
-        whole = TensorInfo(name + GLOBAL, "F32", (1,))
-        return *super(Nvfp4, self).parts(name, shape), Part(
-            GLOBAL, whole, rows=None, stacked=False, fused=True
-        )
+        """Return codes, scales, the one scale over them, and that of the inputs if it is stored."""
+        *lead, columns = shape
+        packed = TensorInfo(name + self.spelling.packed, "U8", (*lead, columns // 2))
+        scale = TensorInfo(name + SCALE, self.scale_type, (*lead, columns // self.group))
+        stored = Part(PACKED, packed), Part(SCALE, scale), self._whole(GLOBAL, name)
+        return (*stored, self._whole(INPUTS, name)) if self.static_inputs else stored
+
+    def _whole(self, key: str, weight: str) -> Part:
+        """Return a scale of the matrix, or of its inputs, which no encoder of weights knows."""
+        inputs, spelt = key == INPUTS, self.spelling
+        name = spelt.name_inputs(weight) if inputs else weight + spelt.whole
+        axes = spelt.axes if self.axes is None else self.axes
+        info = TensorInfo(name, "F32", (1,) * axes)
+        return Part(key, info, rows=None, stacked=False, fused=True, measured=inputs)
+
+    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
+        """Yield weights whose parts have these names, types and shapes, in any dialect."""
+        for spelt in DIALECTS.values():
+            for name, info in infos.items():
+                weight = name.removesuffix(spelt.packed)
+                if info.dtype != "U8" or len(info.shape) != 2 or weight + SCALE not in infos:
+                    continue
+                shape = info.shape[0], info.shape[1] * 2
+                for axes in (0, 1):
+                    form = replace(self, spelling=spelt, axes=axes)
+                    parts = stored_parts(form, weight, shape, infos)
+                    if parts:
+                        yield StoredWeight(weight, shape, "BF16", form, parts)
 
     def prepare(self, values: Iterator[Tensor]) -> Tensor:
-        """Return the global scale of a fused matrix, float32 [1]: 448 * 6 over its largest weight.
+        """Return the global scale of a fused matrix, float32, with the axes it is stored with.
 
         QuantError if a weight is not finite.
         """
@@ -59,21 +116,33 @@ class Nvfp4(Fp4):
 
         from quant.fourbit import cpu
 
-        largest = torch.zeros(1)
+        largest = torch.zeros(())
         for rows in values:
             low, high = cpu.extremes(rows, rows.shape[-1])
-            largest = torch.stack([largest[0], high.max(), -low.min()]).max().reshape(1)
-        return 1 / largest * (E4M3_MAX * E2M1_MAX) if largest > 0 else torch.ones(1)
+            largest = torch.stack([largest, high.max(), -low.min()]).max()
+        return self.whole_scale(largest if largest > 0 else torch.tensor(WHOLE))
+
+    def whole_scale(self, amax: Tensor) -> Tensor:
+        """Return the scale of a matrix, or of its inputs, whose largest number is this."""
+        scale = amax / WHOLE if self.spelling.multiplies else 1 / amax * WHOLE
+        return scale.reshape((1,) * (self.spelling.axes if self.axes is None else self.axes))
+
+    def scale_inputs(self, amax: Tensor) -> dict[str, Tensor]:
+        """Return the scale of inputs whose largest is this."""
+        return {INPUTS: self.whole_scale(amax.clamp(*INPUT_RANGE))}
 
     def scales(self, amax_B: Tensor, prepared: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return E4M3 scales and steps; none but those of zeros is below 2^-6 without need."""
         import torch
 
         assert prepared is not None, "the scale of the matrix comes first"
-        wanted = (prepared * (amax_B / E2M1_MAX)).clamp(max=E4M3_MAX)
-        scale = torch.where(amax_B > 0, wanted.clamp(min=LEAST_SCALE), ZERO_SCALE)
-        codes = scale.to(torch.float8_e4m3fn)
-        return codes, codes.float() / prepared
+        if self.spelling.multiplies:
+            wanted = amax_B / (E2M1_MAX * prepared)
+        else:
+            wanted = prepared * (amax_B / E2M1_MAX)
+        wanted = wanted.clamp(min=LEAST_SCALE, max=E4M3_MAX)
+        codes = torch.where(amax_B > 0, wanted, self.spelling.zero_scale).to(torch.float8_e4m3fn)
+        return codes, self._step(codes, prepared)
 
     def candidates(self, scale_B: Tensor, prepared: Tensor | None) -> Iterator[Grid]:
         """Yield the scales whose codes are near, this one first."""
@@ -85,14 +154,18 @@ class Nvfp4(Fp4):
         first, most = LEAST_CODE, MOST_CODE
         for moved in sorted(range(-DOWN, UP + 1), key=abs):
             code = (scale_B.view(torch.uint8).int() + moved).clamp(first, most).byte()
-            code = torch.where(scale_B.float() == ZERO_SCALE, scale_B.view(torch.uint8), code)
+            zero = scale_B.float() == self.spelling.zero_scale
+            code = torch.where(zero, scale_B.view(torch.uint8), code)
             scale = code.view(torch.float8_e4m3fn)
-            step = scale.float() / prepared
+            step = self._step(scale, prepared)
             yield Grid(step, torch.zeros_like(step), scale)
 
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return scale / global scale."""
-        return rows[SCALE].float() / rows[GLOBAL].float()
+        """Return the scales of groups over, or times, the global scale."""
+        return self._step(rows[SCALE], rows[GLOBAL].float())
+
+    def _step(self, scale: Tensor, whole: Tensor) -> Tensor:
+        return scale.float() * whole if self.spelling.multiplies else scale.float() / whole
 
     def encode(
         self,
@@ -104,20 +177,41 @@ class Nvfp4(Fp4):
     ) -> dict[str, Tensor]:
         """Return codes and scales, and the global scale as it is."""
         assert prepared is not None, "the scale of the matrix comes first"
+        # ModelOpt asks whether a weight is below 0, which -0 is not
+        w_NK = w_NK + 0 if self.spelling.multiplies else w_NK
         rows = super(Nvfp4, self).encode(w_NK, prepared, importance, out, factor)
         return rows | {GLOBAL: prepared}
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
-        """Return scales that are NaN, negative, or too small for Marlin; a wrong global one."""
+        """Return scales that are NaN, negative, or too small for Marlin; wrong ones of wholes."""
         scale, whole = rows[SCALE].float(), rows[GLOBAL].float()
         bad = int((~(scale >= LEAST_SCALE)).sum())
         wrong = int((~(whole.isfinite() & (whole > 0))).sum())
         counts = {SCALE: ("scales that are not numbers of 2^-6 or more", bad)}
         counts[GLOBAL] = ("global scales that are not finite and positive", wrong)
+        if self.static_inputs:
+            odd = int(not self._is_plausible(rows[INPUTS].float()))
+            counts[INPUTS] = ("scales of inputs that no calibration gives", odd)
         return {key: defect for key, defect in counts.items() if defect[1]}
 
+    def _is_plausible(self, inputs: Tensor) -> bool:
+        """Whether a scale of inputs can be that of a linear's largest input."""
+        amax = float(inputs * WHOLE if self.spelling.multiplies else WHOLE / inputs)
+        return INPUT_RANGE[0] <= amax <= INPUT_RANGE[1]
 
-NVFP4 = Nvfp4(
-    "nvfp4a16", 16, "F8_E4M3", "nvfp4-pack-quantized",
-    (("strategy", "tensor_group"), ("scale_dtype", "torch.float8_e4m3fn")),
-)  # fmt: skip
+    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
+        """Return compressed-tensors' group: weights, and inputs if their scale is stored."""
+        entry = super(Nvfp4, self).config_entry(modules)
+        return entry | {"input_activations": dict(INPUT_ARGS)} if self.static_inputs else entry
+
+    def with_choices(self, choices: Choices) -> Nvfp4:
+        """Return it in the dialect that was chosen."""
+        return self.in_dialect(choices.dialect)
+
+    def in_dialect(self, dialect: str) -> Nvfp4:
+        """Return it under the names, and with the scales, of a dialect."""
+        return replace(self, spelling=DIALECTS[dialect])
+
+
+NVFP4 = Nvfp4("nvfp4a16", 16, "F8_E4M3", FORMAT, WEIGHTS)
+NVFP4_INPUTS = Nvfp4("nvfp4", 16, "F8_E4M3", FORMAT, WEIGHTS, static_inputs=True)

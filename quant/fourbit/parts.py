@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 PACKED, SCALE, GLOBAL = "_packed", "_scale", "_global_scale"
 SHAPE, ZERO, ORDER = "_shape", "_zero_point", "_g_idx"
+INPUTS = "input_scale"
 
 
 def stored_parts(

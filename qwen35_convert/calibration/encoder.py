@@ -69,7 +69,8 @@ class Encoder:
 
         def one(name: str) -> None:
             weights = {n: x for n, x in known.items() if x is not None}
-            worker = Worker(self.device, weights, self.prepared, CHUNK_BYTES, factors[name])
+            shared = weights, self.plan.inputs, self.prepared
+            worker = Worker(self.device, *shared, CHUNK_BYTES, factors[name])
             self.encode(self.numbers[name], worker)
 
         each(one, sums.names, self.workers)

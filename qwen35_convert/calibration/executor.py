@@ -25,18 +25,18 @@ from qwen35_convert.write.sink import SEEN, FolderSink
 
 def check_text(source: Checkpoint, recipe: Recipe) -> None:
     """Refuse a text that cannot be read or is too short, and a rope that is not computed."""
-    if recipe.quantize.calibrate is None:
+    if recipe.quantize.chosen_by is None:
         return
     from runtime.kernels.attention.frequencies import check_rope
 
     check_rope(source.config.rope)
-    read_texts(source, recipe.quantize.calibrate)
+    read_texts(source, recipe.quantize.chosen_by)
 
 
 def check_means(source: Checkpoint, recipe: Recipe, options: RunOptions) -> None:
     """Refuse to calibrate on many machines, or a stream. RecipeError."""
     method = recipe.quantize.method
-    if recipe.quantize.calibrate is None:
+    if recipe.quantize.chosen_by is None:
         return
     if options.executor != "threads":
         raise RecipeError(

@@ -71,7 +71,7 @@ def check_calibrated(recipe: Recipe, written: Sequence[Written]) -> None:
 
 def calibration_notes(recipe: Recipe, written: Sequence[Written]) -> Iterator[str]:
     """Say what calibrates, and what it leaves out."""
-    asked = recipe.quantize.calibrate
+    asked = recipe.quantize.chosen_by
     if asked is None:
         return
     text = "the bundled text" if asked.text == "default" else asked.text

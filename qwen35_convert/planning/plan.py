@@ -70,6 +70,7 @@ class Plan:
     files       whole files beside the shards, made when they are written
     described   what those files say, as far as it is not a file of the source: ties a journal
     importance  what an error in each column of an atom weighs, float32 [K], by its name
+    inputs      the largest input of an atom, float32 [], by its name, where its scheme stores it
     title       the model's name, if the files say it
     """
 
@@ -82,6 +83,7 @@ class Plan:
     files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
     described: Mapping[str, Any] = field(default_factory=dict)
     importance: Mapping[str, Tensor] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     title: str | None = None
 
     @property
@@ -100,15 +102,14 @@ class Plan:
 
     def read_files(self, source: Checkpoint) -> list[Path]:
         """Every file of the source that the items are made from; of a slice not all of them."""
-        imatrix = self.recipe.quantize.imatrix
-        more = [Path(imatrix)] if imatrix else []
+        more = self.recipe.quantize.files
         if self.recipe.only is None:
             return source.read_files() + more
         return source.files_of(item.atom for item in self.items) + more
 
     def _texts(self) -> list[Path]:
         """Return the text that calibrates, if it is not the bundled one."""
-        asked = self.recipe.quantize.calibrate
+        asked = self.recipe.quantize.chosen_by
         return [] if asked is None or asked.text == "default" else [Path(asked.text)]
 
     def digest(self, source: Checkpoint) -> str:

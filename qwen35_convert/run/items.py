@@ -62,12 +62,14 @@ class Worker:
     """What one thread encodes with: where, and in how much memory, reused.
 
     importance  of the columns, by atom
+    inputs      the largest, by atom
     prepared    what is known of whole weights, shared by all threads
     factor      of the Hessian of the inputs, where one is known
     """
 
     device: str
     importance: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
     prepared: Preparation
     chunk_bytes: int = CHUNK_BYTES
     factor: Factor | None = None
@@ -295,7 +297,7 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]
 
 def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
     """Return what one thread encodes with."""
-    return Worker(effort.device, plan.importance, prepared, effort.chunk_bytes)
+    return Worker(effort.device, plan.importance, plan.inputs, prepared, effort.chunk_bytes)
 
 
 def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
@@ -344,6 +346,8 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
     at = dict.fromkeys(outputs, 0)
     stored = {part.key: part for part in scheme.parts("", value.shape)}
     constant = _constants(stored.values())
+    if scheme.static_inputs:
+        constant |= scheme.scale_inputs(worker.inputs[item.atom.name])
     for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
         w = value.exact(start, stop).to(worker.device)
         parts = constant | (

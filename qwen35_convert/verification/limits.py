@@ -35,6 +35,7 @@ LIMITS = {
     "fp8-channel": FACTOR * 0.011,
     # 50 linears of two small trained models, the nearest codes
     "nvfp4a16": FACTOR * 0.14,
+    "nvfp4": FACTOR * 0.14,  # predictions are those of its weights
     "mxfp4a16": FACTOR * 0.20,
     "int4": FACTOR * 0.17,
     "int8": FACTOR * 0.0020,

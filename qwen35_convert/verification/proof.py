@@ -13,6 +13,7 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
+from qwen35_convert.text.inputs import with_inputs
 from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
@@ -97,6 +98,7 @@ class Proof:
             if self.checks.effective.name != STRUCTURE:  # which reads headers and side files alone
                 check_norms(source)
                 check_scales(source)
+                plan = with_inputs(plan, source)
         except Qwen35Error as error:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
         else:
@@ -112,7 +114,7 @@ class Proof:
     def calibrated(self) -> bool:
         """Whether a text chose codes of the artifact, as its receipt says."""
         told = self.expected or self.receipt
-        return told is not None and told.recipe.quantize.calibrate is not None
+        return told is not None and told.recipe.quantize.chosen_by is not None
 
     @property
     def importance(self) -> Mapping[str, Tensor]:

@@ -90,7 +90,7 @@ class Recalibration:
 
     def _texts(self) -> Texts | None:
         """Return the text, if the calibration can be run again with it."""
-        asked = self.again.plan.recipe.quantize.calibrate
+        asked = self.again.plan.recipe.quantize.chosen_by
         assert asked is not None, "a calibrated plan has a text"
         if self.by_bounds:
             self.why = "as was asked for"

@@ -91,7 +91,7 @@ def _parse(path: Path) -> Receipt:
     if not isinstance(calibration, dict | None):
         raise FormatError("its calibration is not an object")
     resolved = build_recipe(recipe)
-    if resolved.quantize.calibrate is not None and calibration is None:
+    if resolved.quantize.chosen_by is not None and calibration is None:
         raise FormatError("its recipe calibrates, and it says nothing of it")
     says = title, verdict, raw.get("errors"), raw.get("dropped"), calibration
     return Receipt(path, version, resolved, source, output, *says)
@@ -125,9 +125,7 @@ def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Ite
 def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Iterator[Failure]:
     """Yield files of the source that are not those from which the artifact was made."""
     paths = {source.name_of(path): path for path in source.read_files()}
-    imatrix = receipt.recipe.quantize.imatrix
-    if imatrix is not None:
-        paths[Path(imatrix).name] = Path(imatrix)
+    paths |= {path.name: path for path in receipt.recipe.quantize.files}
     for name in receipt.source.keys() - paths.keys():
         yield Failure(name, "is in the receipt as a file of the source, which has none")
     near = {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}

@@ -254,7 +254,7 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path, name):
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "exl3", "bits": 4}, "exl3"),
         ({"quant_method": "quark", "bits": 4, "group_size": 128}, "quark"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "modelopt MXFP8"),
         ({"quant_method": ["fp8"]}, "fp8"),
         ({"bits": 4}, "an unnamed method"),
         ({"group_size": 64, "bits": 4, "mode": "affine"}, "mlx"),

@@ -12,6 +12,7 @@ import qwen35_convert as q
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.stored import open_value
 from qwen35_convert.containers.registry import open_checkpoint
+from tests.qwen35_convert.verification.damage import edit_config
 
 RECIPES = ("nvfp4a16", "mxfp4a16", "int4", "int4-g32", "int8", "nvfp4-mixed", "int4-mixed")
 DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -142,3 +143,61 @@ def test_inspect_names_the_scheme(made):
 def test_a_rule_for_what_this_model_lacks_is_no_mistake(nano_path, tmp_path):
     rules = "quantize.rules=[{match: 'layers.*.mlp.experts.*', scheme: int4}]"
     assert q.convert(nano_path, tmp_path / "out", q.read_recipe("fp8-channel", [rules]), FAST)
+
+
+# W4A4 of other writers
+
+
+def _with_inputs(out, scale=71.7):
+    """Make it llm-compressor's NVFP4, whose inputs have scales."""
+    tensors = load_file(out / "model.safetensors")
+    modules = [n.removesuffix(GLOBAL) for n in tensors if n.endswith(GLOBAL)]
+    names = [module.removesuffix("weight") + "input_global_scale" for module in modules]
+    tensors |= {name: torch.tensor([scale]) for name in names}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+    def describe(config):
+        (group,) = config["quantization_config"]["config_groups"].values()
+        group["weights"].pop("scale_dtype")  # as before compressed-tensors 0.13
+        group["input_activations"] = {
+            "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+            "symmetric": True, "dynamic": "local", "observer": "minmax",
+        }  # fmt: skip
+
+    edit_config(out, describe)
+    (out / "model.safetensors.index.json").unlink()
+    return out
+
+
+@pytest.fixture
+def with_inputs(made, tmp_path):
+    return _with_inputs(shutil.copytree(made("nvfp4a16"), tmp_path / "out"))
+
+
+def test_w4a4_of_llm_compressor_passes_and_is_converted_on(with_inputs, nano_path, tmp_path):
+    report = q.verify(with_inputs, nano_path)
+    assert report.passed, report.failures
+    assert q.inspect(with_inputs).quantization == "nvfp4"
+    done = q.convert(with_inputs, tmp_path / "back", "bf16-split", FAST)
+    assert done.report.passed
+    assert any("25 scales of inputs are left out" in note for note in done.plan.notes)
+
+
+@pytest.mark.parametrize("value", [1.4e-45, 4e15, float("nan"), -3.0])
+def test_scales_of_inputs_that_nobody_wrote_are_named(with_inputs, value):
+    tensors = load_file(with_inputs / "model.safetensors")
+    name = DOWN.removesuffix("weight") + "input_global_scale"
+    tensors[name].fill_(value)
+    save_file(tensors, with_inputs / "model.safetensors", metadata={"format": "pt"})
+    (said,) = dict.fromkeys(q.verify(with_inputs).failures)
+    assert (said.tensor, "no calibration" in said.problem) == (name, True)
+
+
+def test_scales_of_inputs_that_no_config_promises_are_named(with_inputs):
+    def null(config):
+        (group,) = config["quantization_config"]["config_groups"].values()
+        group["input_activations"] = None
+
+    edit_config(with_inputs, null)
+    (said,) = q.verify(with_inputs).failures
+    assert "input_activations is null, but scales of inputs are stored" in said.problem

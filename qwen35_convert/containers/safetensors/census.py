@@ -17,7 +17,9 @@ from formats.family.roles import ROLES
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
+from quant.fourbit.dialects import MODELOPT
 from quant.registry import SCHEMES
+from quant.scheme import COMPRESSED
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
 from qwen35_convert.containers.safetensors.engine_fields import field_failures
@@ -69,22 +71,23 @@ def _is_repeated(name: str) -> bool:
 def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
     quantized = any(atom.quantized for atom in artifact.layout.atoms.values())
     if quantized and artifact.config.quantization is None:
-        yield Failure("config.json", "has no quantization_config, but FP8 tensors are stored")
+        yield Failure("config.json", "has no quantization_config, but quantised tensors are stored")
     if not quantized and artifact.config.quantization is not None:
         yield Failure("config.json", "has a quantization_config, but no tensor is quantised")
 
 
 def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
-    """Hold parts to their names: the official layout has its own, compressed-tensors another."""
-    block = artifact.config.quantization or {}
-    official = block.get("quant_method") == "fp8"
+    """Hold parts to their names, of which each dialect has its own."""
+    method = (artifact.config.quantization or {}).get("quant_method")
+    official, dialect = method == "fp8", MODELOPT if method == MODELOPT else COMPRESSED
     for atom in artifact.layout.atoms.values():
         if not atom.quantized:
             continue
         scheme = SCHEMES.get(atom.scheme)
         if official and (scheme is None or scheme.config_block([]) is None):
             continue  # engines read one scale for a tensor under either name
-        named = scheme if official and scheme else scheme_of(atom).beside_others()
+        stored = scheme_of(atom).beside_others().in_dialect(dialect)
+        named = scheme if official and scheme else stored
         for part, name in zip(named.parts(atom.weight, (1, 1)), atom.parts, strict=True):
             if part.info.name != name:
                 problem = f"is named for another format, expected {part.info.name}"
@@ -118,7 +121,7 @@ def _fused_parts(artifact: Checkpoint) -> Iterator[Failure]:
                 continue
             content = artifact.load(name, artifact.read(name), ...).tolist()
             first, expected = shared.setdefault((atom.matrix, part.key), (name, content))
-            if content != expected:
+            if name != first and content != expected:
                 problem = f"is not that of {first}: engines run both with one global scale"
                 yield Failure(name, problem)
 

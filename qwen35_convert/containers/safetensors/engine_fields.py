@@ -3,6 +3,7 @@
     fp8                 fmt, activation_scheme, weight_block_size, scale_fmt
     compressed-tensors  config_groups: which group an engine takes for a module, and what that says
                         of its weights and its inputs (`group_fields`)
+    modelopt            quant_algo, quantized_layers (`modelopt_fields`)
 
 What each field may say by itself is a table (`quantization_table`).
 """
@@ -15,6 +16,7 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Unstack
+from quant.fourbit.dialects import MODELOPT
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.activation_scales import (
     has_cache_scales,
@@ -22,6 +24,7 @@ from qwen35_convert.containers.safetensors.activation_scales import (
     stray_scales,
 )
 from qwen35_convert.containers.safetensors.group_fields import group_problems, static_modules
+from qwen35_convert.containers.safetensors.modelopt_fields import file_problems, modelopt_problems
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import (
     ACTIVATIONS,
@@ -53,6 +56,9 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
         yield from _scale_format(artifact, block.get("scale_fmt", "float"))
     elif method == "compressed-tensors":
         yield from group_problems(block, _quantized(artifact), input_scales(artifact))
+    elif method == MODELOPT:
+        yield from modelopt_problems(block, _quantized(artifact), input_scales(artifact))
+        yield from file_problems(artifact, block)
     yield from stray_scales(artifact, _static(artifact, block))
 
 
@@ -61,7 +67,7 @@ def _static(artifact: Checkpoint, block: Mapping[str, Any]) -> Collection[str]:
     modules = _quantized(artifact)
     if block.get("quant_method") == "compressed-tensors":
         return static_modules(block, modules)
-    static = block.get("quant_method") == "modelopt" or block.get("activation_scheme") == "static"
+    static = block.get("quant_method") == MODELOPT or block.get("activation_scheme") == "static"
     return modules if static else ()
 
 

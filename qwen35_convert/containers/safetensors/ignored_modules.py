@@ -16,11 +16,16 @@ from formats.family.names import normalise
 from formats.family.packings import PACKINGS
 from formats.family.roles import ROLES
 from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, Engines
+from qwen35_convert.containers.safetensors.modelopt_fields import own_file
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import LISTS
 from qwen35_convert.failure import Failure
 
 CONFIG = "config.json"
+# The field that lists what is quantised.
+POSITIVE = "quantized_layers"
+# The list of a quantiser's own file.
+LISTED = "exclude_modules"
 LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
 # Names that engines give to fused modules; official lists hold some of them.
 FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")
@@ -35,15 +40,17 @@ def list_failures(artifact: Checkpoint) -> Iterator[Failure]:
     other = ENGINES_OF.get(str(block.get("quant_method")))
     if other is not None:
         # its globs are no regular expressions, and come from a template for all models
-        for listed in lists.values() or [[]]:
-            yield from _by_engine(artifact, [e for e in listed if isinstance(e, str)], other)
+        beside = (own_file(artifact) or {}).get(LISTED)
+        for listed in [*(lists.values() or [[]]), *([beside] if isinstance(beside, list) else [])]:
+            entries = [entry for entry in listed if isinstance(entry, str)]
+            yield from _by_engine(artifact, entries, other, block)
         return
     for name, listed in lists.items():
         for i, problem in _unreadable(listed):
             yield Failure(CONFIG, f"quantization_config: {name}[{i}] is {problem}")
     for listed in lists.values() or [[]]:
         entries = [entry for entry in listed if _readable(entry)]
-        yield from _by_engine(artifact, entries, ENGINES)
+        yield from _by_engine(artifact, entries, ENGINES, block)
         yield from _of_nothing(artifact, entries)
 
 
@@ -72,13 +79,16 @@ def _readable(entry: object) -> bool:
     return True
 
 
-def _by_engine(artifact: Checkpoint, entries: Sequence[str], engines: Engines) -> Iterator[Failure]:
+def _by_engine(
+    artifact: Checkpoint, entries: Sequence[str], engines: Engines, block: Mapping[str, Any]
+) -> Iterator[Failure]:
     for module, quantized in modules_of(artifact).items():
+        if not quantized and block.get(POSITIVE):
+            continue  # what that does not name is not quantised
         for engine, leaves in engines.items():
             if leaves(module, entries) == quantized:
-                state = (
-                    "is FP8, but is listed" if quantized else "is not quantised, and is not listed"
-                )
+                listed = "but is" if quantized else "and is not"
+                state = f"is {'' if quantized else 'not '}quantised, {listed} listed"
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
 
 
@@ -104,11 +114,15 @@ def _names_what_is_gone(entry: str, artifact: Checkpoint) -> bool:
 
 
 def modules_of(artifact: Checkpoint) -> dict[str, bool]:
-    """Map each linear that engines look up to whether it is quantised."""
+    """Map each linear that engines look up to whether it is quantised.
+
+    Of ModelOpt's methods the head is one: vLLM quantises whatever linear is not excluded.
+    """
+    heads = (artifact.config.quantization or {}).get("quant_method") in ENGINES_OF
     return {
         module_of(atom.weight): atom.quantized
         for atom in artifact.layout.atoms.values()
-        if ROLES[atom.role].listed or _vision_linear(atom)
+        if ROLES[atom.role].listed or _vision_linear(atom) or (heads and atom.role == "lm_head")
     }
 
 

@@ -1,7 +1,8 @@
 """`quantization_config` as engines read it, made from the tensors that are written.
 
 The official Qwen dialect (`quant_method: fp8`, 128x128 blocks), compressed-tensors, which takes
-everything, and GPTQ's, which has rules (`gptq_rules`). The first two list what is *not* quantised.
+everything, ModelOpt's (`modelopt`), and GPTQ's, which has rules (`gptq_rules`). The first three
+list what is *not* quantised.
 vLLM compares that list by whole names, transformers by prefix or suffix at a module boundary,
 SGLang by dotted substring; so it holds full exact names in the artifact's own namespace, one for
 every weight with two axes or more, MTP included, and nothing that is not there: `mlp.gate` in a
@@ -15,9 +16,11 @@ from typing import Any
 
 from formats.family.layout import Atom
 from formats.stored import KEEP
+from quant.fourbit.dialects import MODELOPT
 from quant.fourbit.qweight import GPTQ
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.gptq_rules import with_rules
+from qwen35_convert.containers.safetensors.modelopt import modelopt_block
 from qwen35_convert.containers.safetensors.target_patterns import target_patterns
 
 Written = tuple[Atom, Scheme, str]
@@ -34,6 +37,9 @@ def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, 
     used = {scheme.name: scheme for _, scheme, _ in written if scheme.name != KEEP}
     schemes = [used[name] for name in sorted(used)]
     kept = unquantised_modules(written, tied=tied)
+    if any(scheme.dialect == MODELOPT for scheme in schemes):
+        quantised = [(module_of(name), one.name) for _, one, name in written if one.name != KEEP]
+        return modelopt_block(dict(quantised), kept)
     own = schemes[0].config_block(kept) if len(schemes) == 1 else None
     if own is not None and own["quant_method"] == GPTQ:
         return with_rules(own, kept, [module_of(name) for _, s, name in written if s.name != KEEP])

@@ -33,6 +33,10 @@ JUDGED: dict[str, frozenset[str]] = {
     "compressed-tensors": frozenset(
         {"quant_method", "config_groups", "format", "sparsity_config", "kv_cache_scheme"}
     ),
+    "modelopt": frozenset(
+        {"quant_method", "quant_algo", "config_groups", "quantized_layers", "group_size"}
+        | {"kv_cache_scheme", "kv_cache_quant_algo"}
+    ),
 }
 # By method: the field that promises scales of activations, what it is without any, what is said.
 ACTIVATIONS: dict[str, tuple[str, str | None, str]] = {
@@ -62,6 +66,7 @@ FIELDS: dict[str, dict[str, Row]] = {
         ),
         "dequantize": ((None, False), USED),
     },
+    "modelopt": {},
 }
 # What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).
 NEEDED: dict[str, tuple[str, ...]] = {"compressed-tensors": ("quantization_status",)}
@@ -93,6 +98,7 @@ ARGS_ALIKE: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("actorder", None, (False, "weight", "static")),
     ("actorder", "group", (True, "dynamic")),
     ("scale_dtype", None, ("torch.bfloat16", "torch.float16", "torch.float32")),
+    ("scale_dtype", "torch.float8_e4m3fn", (None,)),
     ("block_structure", [128, 128], ("128x128",)),
 )
 # What else is right of inputs whose expected strategy is this: codes and scales are the same.

@@ -11,7 +11,10 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.safetensors.folder import CONFIG
+from formats.safetensors.hf_quant import HF_QUANT
 from formats.safetensors.index import INDEX
+from quant.fourbit.dialects import MODELOPT
+from qwen35_convert.containers.safetensors.modelopt import hf_quant_config
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.receipt import dump_json
 
@@ -23,6 +26,9 @@ def files_beside(
     files: dict[str, Callable[[], bytes]] = {
         name: partial(source.sides.__getitem__, name) for name in source.side_names
     }
+    block = config.get("quantization_config", {})
+    if block.get("quant_method") == MODELOPT:
+        files[HF_QUANT] = partial(dump_json, hf_quant_config(block))
     return files | {CONFIG: partial(dump_json, config), INDEX: partial(_index, shards)}
 
 

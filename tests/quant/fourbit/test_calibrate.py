@@ -240,6 +240,6 @@ def test_an_importance_of_zero_is_none():
 
 def test_only_four_and_eight_bits_are_calibrated():
     calibrated = {name for name, scheme in SCHEMES.items() if scheme.calibrated}
-    assert calibrated == {"nvfp4a16", "mxfp4a16", "int4", "int8"}
+    assert calibrated == {"nvfp4", "nvfp4a16", "mxfp4a16", "int4", "int8"}
     assert not BLOCKS.calibrated
     assert isinstance(factor(torch.eye(4)), Factor)

@@ -255,7 +255,7 @@ def test_scales_that_no_config_promises_are_named(tmp_path, name):
     assert any(failure.tensor == name for failure in api.verify(source).failures)
 
 
-@pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4", "MXFP8"])
+@pytest.mark.parametrize("algo", ["NVFP4_AWQ", "W4A16_AWQ", "MXFP8"])
 def test_other_algorithms_of_modelopt_are_refused_by_name(tmp_path, algo):
     source, _ = static(tmp_path / "in", "modelopt")
     edit_config(source, lambda c: c["quantization_config"].update(quant_algo=algo))

@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.safetensors.hf_quant import HF_QUANT
+from quant.fourbit.dialects import MODELOPT
 from qwen35_convert.containers.safetensors.sides.embedder import alike, embedder_names
 from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
 from qwen35_convert.containers.safetensors.sides.generation import generation
@@ -136,8 +138,8 @@ def _missing_preprocessors(ours: Sides, theirs: Sides) -> Iterator[Failure]:
 def _strange(ours: Sides, theirs: Sides) -> Iterator[Failure]:
     """Yield files that engines obey and the source has not, or has with other fields."""
     for name in engine_files(ours.checkpoint.folder, OTHERS):
-        if fnmatchcase(name, NAMED):
-            continue  # compared as templates
+        if fnmatchcase(name, NAMED) or _is_own(name, ours.checkpoint):
+            continue  # compared as templates, or with config.json
         if repeats_block(ours.checkpoint, name):
             continue
         there, same = _in_source(name, ours, theirs)
@@ -145,6 +147,12 @@ def _strange(ours: Sides, theirs: Sides) -> Iterator[Failure]:
             comes = next(OTHERS[pattern] for pattern in OTHERS if fnmatchcase(name, pattern))
             odd = "is not the source's" if there else "is not in the source"
             yield Failure(name, f"{odd}, and {comes}")
+
+
+def _is_own(name: str, artifact: Checkpoint) -> bool:
+    """Whether it is the file of the quantiser that config.json names, which the census judges."""
+    block = artifact.config.quantization or {}
+    return name == HF_QUANT and block.get("quant_method") == MODELOPT
 
 
 def _in_source(name: str, ours: Sides, theirs: Sides) -> tuple[bool, bool]:

@@ -1,0 +1,110 @@
+"""ModelOpt's fields, held against the codes and scales that are stored.
+
+An engine takes one algorithm for a module: that of the whole, or, of MIXED_PRECISION, what
+`quantized_layers` says of it. It then looks for that algorithm's tensors, and for no others.
+
+Source: vLLM's `ModelOptNvFp4Config` and `ModelOptMixedPrecisionConfig` at 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from formats.checkpoint import Checkpoint
+from formats.family.layout import Atom
+from formats.json_file import read_object
+from formats.safetensors.hf_quant import HF_QUANT, quantization_of
+from qwen35_convert.containers.safetensors.modelopt import (
+    ALGORITHMS,
+    GROUP_SIZE,
+    MIXED,
+    holder_of,
+)
+from qwen35_convert.failure import Failure
+
+CONFIG, BLOCK = "config.json", "quantization_config"
+# algorithm: the scale of inputs that it reads for every module
+INPUTS = {"NVFP4": "input_scale", "FP8": "input_scale"}
+SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
+# What both files say: the field, and what its absence means.
+SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
+
+
+def modelopt_problems(
+    block: Mapping[str, Any], quantized: Mapping[str, Atom], scaled: Collection[str]
+) -> Iterator[Failure]:
+    """Yield what is wrong with the block for these modules.
+
+    scaled  the modules whose inputs have a scale beside the weight's parts
+    """
+    yield from (Failure(CONFIG, f"{BLOCK}: {problem}") for problem in _group_sizes(block))
+    seen = set()
+    for module, atom in quantized.items():
+        got, expected = algorithm_of(module, block), ALGORITHMS.get(atom.scheme)
+        got = SAME.get(str(got), got)
+        lacks = INPUTS.get(str(got))
+        if lacks and atom.scheme != "nvfp4" and module not in scaled and _reads(got, atom):
+            yield Failure(f"{module}.{lacks}", f"is missing: engines read it for {got}")
+        elif got != expected and (got, atom.scheme) not in seen:
+            seen.add((got, atom.scheme))
+            problem = f"the algorithm of {module} is {got!r}, but {atom.scheme} is stored"
+            yield Failure(CONFIG, f"{BLOCK}: {problem}, expected {expected!r}")
+    for name in _layers(block):
+        if not _covers(name, quantized):
+            yield Failure(name, "is in quantized_layers, but no such module is quantised")
+
+
+def _reads(algorithm: object, atom: Atom) -> bool:
+    """Whether what is stored is the algorithm's but for the scale of the inputs."""
+    return (atom.scheme, algorithm) in (("nvfp4a16", "NVFP4"), ("fp8-tensor", "FP8"))
+
+
+def algorithm_of(module: str, block: Mapping[str, Any]) -> object:
+    """Return the algorithm that an engine takes for a module; None: it is not quantised."""
+    algorithm = block.get("quant_algo")
+    if algorithm != MIXED:
+        return algorithm
+    layers = _layers(block)
+    said = layers.get(module, layers.get(holder_of(module)))
+    return said.get("quant_algo") if isinstance(said, dict) else None
+
+
+def _layers(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    layers = block.get("quantized_layers")
+    return layers if block.get("quant_algo") == MIXED and isinstance(layers, dict) else {}
+
+
+def _covers(name: str, quantized: Mapping[str, Atom]) -> bool:
+    return name in quantized or any(holder_of(module) == name for module in quantized)
+
+
+def _group_sizes(block: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sizes of groups that are not NVFP4's, wherever an engine looks for one."""
+    groups = block.get("config_groups")
+    parts = [g.get("weights") for g in groups.values()] if isinstance(groups, dict) else []
+    for part in (block, *parts, *_layers(block).values()):
+        size = part.get("group_size") if isinstance(part, dict) else None
+        if size not in (None, 0, GROUP_SIZE):
+            yield f"group_size is {size!r:.120}, expected {GROUP_SIZE}"
+
+
+def own_file(artifact: Checkpoint) -> dict[str, Any] | None:
+    """Return what ModelOpt's own file says; None if there is none, or it says nothing."""
+    path = artifact.folder / HF_QUANT
+    return quantization_of(lambda: read_object(path)) if path.is_file() else None
+
+
+def file_problems(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Failure]:
+    """Yield what ModelOpt's own file says otherwise than config.json: engines read either.
+
+    Its list of modules is judged by itself.
+    """
+    said = own_file(artifact)
+    if said is None and (artifact.folder / HF_QUANT).is_file():
+        yield Failure(HF_QUANT, "says nothing of a quantisation, but engines read it")
+    for field, usual in SHARED.items() if said is not None else ():
+        got, expected = (one.get(field) or usual for one in (said or {}, block))
+        if got != expected:
+            problem = f"{field} is {got!r:.120}, but config.json says {expected!r:.120}"
+            yield Failure(HF_QUANT, problem)
