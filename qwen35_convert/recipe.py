@@ -113,8 +113,12 @@ class Quantize(_Part):
 
     @property
     def files(self) -> list[Path]:
-        """Return what is read beside the source: an imatrix, a text."""
-        text = self.calibrate.file if self.calibrate else None
+        """Return what is read beside the source: an imatrix, a text for scales of inputs.
+
+        A text that codes are chosen by has a place of its own in the receipt.
+        """
+        only_scales = self.calibrate if self.chosen_by is None else None
+        text = only_scales.file if only_scales else None
         return [Path(name) for name in (self.imatrix, text) if name]
 
     @property

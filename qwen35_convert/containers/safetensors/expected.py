@@ -41,8 +41,6 @@ from qwen35_convert.recipe import NEAREST, Recipe
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
     """Plan a folder of safetensors; `widened`: the source has what it keeps in wider types."""
     layout = source.layout
-    if recipe.quantize.method != NEAREST:
-        raise RecipeError("quantize.method", f"is {recipe.quantize.method}, not there yet", NEAREST)
     namespace = _namespace(source, recipe)
     gone = _dropped(recipe, namespace)
     atoms, dropped = select(source, recipe, gone)
