@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 # no compiler of kernels and no downloads: the machine has neither CUDA's headers nor a network
-os.environ |= {
+ENVIRONMENT = {
     "VLLM_USE_DEEP_GEMM": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -30,6 +30,7 @@ FREE_MEMORY = 0.02  # what vLLM demands at the start, of all: others run on the 
 
 def main(job: Path, result: Path) -> None:
     """Load the folder of a job, and measure it."""
+    os.environ |= ENVIRONMENT
     from vllm import SamplingParams
 
     spec = json.loads(job.read_bytes())
