@@ -38,6 +38,16 @@ def test_groups_that_ranks_cannot_share_are_told(scheme, group, columns, said):
     assert said is None or said in notes[0]
 
 
+@pytest.mark.parametrize(("columns", "said"), [(128, True), (256, False)])
+def test_experts_of_one_single_group_are_told(columns, said):
+    name = "layers.0.mlp.experts.3.down_proj"
+    down = Atom(name, name, "expert", (64, columns), "BF16", Plain("BF16"), name, (name,))
+    notes = list(rank_notes([(down, get_scheme("int4"))]))
+    assert (
+        any("one single group, which vLLM 0.26 computes wrongly" in note for note in notes) == said
+    )
+
+
 @pytest.mark.parametrize(
     ("scheme", "choices", "shape", "why"),
     [
