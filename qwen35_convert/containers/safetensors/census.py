@@ -17,6 +17,7 @@ from formats.family.roles import ROLES
 from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
+from formats.safetensors.methods import BESIDE
 from quant.fourbit.dialects import MODELOPT
 from quant.registry import SCHEMES
 from quant.scheme import COMPRESSED
@@ -73,7 +74,8 @@ def _config_block(artifact: Checkpoint) -> Iterator[Failure]:
     if quantized and artifact.config.quantization is None:
         yield Failure("config.json", "has no quantization_config, but quantised tensors are stored")
     if not quantized and artifact.config.quantization is not None:
-        yield Failure("config.json", "has a quantization_config, but no tensor is quantised")
+        file = next((name for name in BESIDE if name in artifact.beside), "config.json")
+        yield Failure(file, "has a quantization_config, but no tensor is quantised")
 
 
 def _part_names(artifact: Checkpoint) -> Iterator[Failure]:
