@@ -16,17 +16,14 @@ Shape letters: T packed tokens, E experts, K columns of a weight.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from formats.checkpoint import Checkpoint
-from runtime.layerwise import Progress, Walk
-from runtime.load import has_mtp
-from runtime.workers import Workers
+from runtime.layerwise import Progress, observe_all
 
 
 @dataclass
@@ -94,25 +91,5 @@ def collect(
     FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
     """
     imatrix = Imatrix(sum(len(ids) for ids in texts))
-    with Workers(device) as workers:
-        walk = Walk.over(
-            checkpoint,
-            texts,
-            device=device,
-            dtype=torch.float32,
-            workers=workers,
-            observer=imatrix,
-        )
-        hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
-        if has_mtp(checkpoint):
-            walk.mtp(hidden)
-            progress("MTP head")
+    observe_all(checkpoint, texts, imatrix, device=device, progress=progress)
     return imatrix
-
-
-def _reported(walk: Walk, progress: Progress) -> Iterator[Tensor]:
-    """Yield the residual stream after each layer and report it."""
-    layers = len(walk.config.layer_types)
-    for i, x in enumerate(walk.residuals(), 1):
-        progress(f"layer {i} of {layers}")
-        yield x

@@ -8,7 +8,6 @@ Shape letters: T packed tokens, K columns of a weight.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor
 
 from formats.checkpoint import Checkpoint
-from runtime.layerwise import Walk
-from runtime.load import has_mtp
-from runtime.workers import Workers
+from runtime.layerwise import observe_all
 
 
 @dataclass
@@ -59,17 +56,6 @@ def collect_largest(
     FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
     """
     largest = LargestInputs()
-    with Workers(device) as workers:
-        walk = Walk.over(
-            checkpoint,
-            texts,
-            device=device,
-            dtype=torch.float32,
-            workers=workers,
-            observer=largest,
-        )
-        hidden = walk.hidden(deque(walk.residuals(), maxlen=1).pop())
-        if has_mtp(checkpoint):
-            walk.mtp(hidden)
+    observe_all(checkpoint, texts, largest, device=device)
     largest.fill()
     return largest

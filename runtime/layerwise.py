@@ -15,6 +15,7 @@ Shape letters: T packed tokens of all texts, H hidden size.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -26,7 +27,7 @@ from runtime.errors import RequestError
 from runtime.kernels.linear.product import linear
 from runtime.kernels.norm.rms import rmsnorm
 from runtime.layer_pass import LayerPass, Observer, grouped
-from runtime.load import Loader, check
+from runtime.load import Loader, check, has_mtp
 from runtime.workers import Workers
 
 Progress = Callable[[str], None]
@@ -118,6 +119,43 @@ class Walk:
         x = self.loader.rows(embed, torch.cat(list(self.texts)))
         embed.release(0, len(embed.data))
         return x
+
+
+def observe_all(
+    checkpoint: Checkpoint,
+    texts: Sequence[Tensor],
+    observer: Observer,
+    *,
+    device: torch.device | str,
+    progress: Progress = lambda _: None,
+) -> None:
+    """Show an observer what texts bring to every linear of a checkpoint, the MTP head's too.
+
+    texts  token ids [T] of texts of their own, each of 2 at least; all are held, T*H float32
+
+    FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
+    """
+    with Workers(device) as workers:
+        walk = Walk.over(
+            checkpoint,
+            texts,
+            device=device,
+            dtype=torch.float32,
+            workers=workers,
+            observer=observer,
+        )
+        hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
+        if has_mtp(checkpoint):
+            walk.mtp(hidden)
+            progress("MTP head")
+
+
+def _reported(walk: Walk, progress: Progress) -> Iterator[Tensor]:
+    """Yield the residual stream after each layer and report it."""
+    layers = len(walk.config.layer_types)
+    for i, x in enumerate(walk.residuals(), 1):
+        progress(f"layer {i} of {layers}")
+        yield x
 
 
 def check_texts(texts: Sequence[Tensor], config: Config) -> None:

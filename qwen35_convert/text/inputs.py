@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.text.tokens import text_ids
+from qwen35_convert.text.tokens import chunked, text_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 512
 MAX_NAMED = 8
 
 
@@ -66,14 +65,10 @@ def _items(plan: Plan) -> list[Item]:
 
 
 def _texts(plan: Plan, source: Checkpoint) -> list[Tensor]:
-    """Return the text's tokens, 512 at a time; a last one by itself is left out."""
-    import torch
-
+    """Return the text's tokens in texts of their own."""
     calibrate = plan.recipe.quantize.calibrate
     assert calibrate is not None, "recipes with such a scheme have a text"
-    ids = torch.tensor(text_ids(source, calibrate.text)[: calibrate.tokens])
-    starts = range(0, max(len(ids) - 1, 1), CHUNK)
-    return [ids[start : start + CHUNK] for start in starts]
+    return chunked(text_ids(source, calibrate.text)[: calibrate.tokens])
 
 
 def _notes(unseen: Sequence[str]) -> Iterator[str]:
