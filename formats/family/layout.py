@@ -33,7 +33,7 @@ from formats.family.names import (
 )
 from formats.family.ops import Op, Shape, shape_after
 from formats.family.pieces import EXPERT_PIECES, pieces_of
-from formats.family.roles import ROLES
+from formats.family.roles import EXPERT, ROLES
 from formats.family.rules import Form, Slot, family, template
 from formats.family.traits import form_of, kind_of, notes_of, tied_by, unused_notes
 from formats.family.unplaced import has_other_mixer, why_unplaced
@@ -129,7 +129,7 @@ def fused_group(name: str, role: str) -> str | None:
 def fused_matrix(name: str, role: str) -> str:
     """Return the key of one matrix: gate and up of one expert, but not all experts of a layer."""
     parent, _, projection = name.rpartition(".")
-    fused = ROLES[projection if role == "expert" else role].fused
+    fused = ROLES[projection if role == EXPERT else role].fused
     return f"{parent}.{fused}" if fused else name
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 F32_ONLY = ("F32",)
+EXPERT = "expert"
 # The delta rule compounds the error of these; llama.cpp reads any type, but few are good enough.
 NEAR_EXACT = ("F32", "F16", "BF16", "Q8_0")
 
@@ -88,7 +89,7 @@ _ALL = (
     _linear("gate_proj", "gate_up"),
     _linear("up_proj", "gate_up"),
     _linear("down_proj"),
-    _linear("expert", "experts"),
+    _linear(EXPERT, "experts"),
     Role("router", protected=True, product=True, gguf=F32_ONLY),
     Role("shared_expert_gate", protected=True, product=True, gguf=F32_ONLY),
     Role("mtp_fc", protected=True, listed=True),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from formats.family.roles import EXPERT
 from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import NEAREST
@@ -29,7 +30,6 @@ GPTQ, SWEEP = "gptq", "sweep"
 LEAST_TOKENS = 0.25
 # Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
 CHUNK_BYTES = 64 << 20
-EXPERT = "expert"
 Encode = Callable[[int, Worker], object]
 
 

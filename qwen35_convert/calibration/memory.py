@@ -11,7 +11,8 @@ from __future__ import annotations
 from math import prod
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.calibration.encoder import CHUNK_BYTES, EXPERT, GPTQ
+from formats.family.roles import EXPERT
+from qwen35_convert.calibration.encoder import CHUNK_BYTES, GPTQ
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import stage_of, stages

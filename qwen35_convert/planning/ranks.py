@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from formats.family.layout import Atom
+from formats.family.roles import EXPERT
 from quant.scheme import Scheme
 
-EXPERT = "expert"
 PARTED = ("o_proj", "out_proj", "down_proj")
 WAYS = (2, 4, 8)
 GROUPS = (64, 32)

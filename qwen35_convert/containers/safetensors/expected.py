@@ -13,6 +13,7 @@ from formats.errors import FormatError
 from formats.family.layout import Atom
 from formats.family.names import HUB, TEXT, WITHOUT_HEAD, place
 from formats.family.pieces import EXPERT_STACKS
+from formats.family.roles import EXPERT
 from formats.safetensors.file import build_header
 from formats.safetensors.folder import CONTAINER
 from formats.stored import KEEP
@@ -130,7 +131,7 @@ def _fuses_experts(
 ) -> bool:
     """Decide the form of the experts. FP8 experts are always apart, as in the official files."""
     quantised = any(
-        atom.role == "expert" and choice.scheme != KEEP
+        atom.role == EXPERT and choice.scheme != KEEP
         for atom, choice in zip(atoms, chosen, strict=True)
     )
     if recipe.experts == "fused" and quantised:
@@ -173,7 +174,7 @@ class _Namer:
 
     def outputs(self, atom: Atom, scheme: Scheme) -> tuple[Output, ...]:
         """Return where the atom's parts go."""
-        if atom.role == "expert" and self._fused:
+        if atom.role == EXPERT and self._fused:
             return (self._stacked(atom, scheme),)
         base = place(atom.hub, self._namespace)
         parts = scheme.parts(base, atom.shape)

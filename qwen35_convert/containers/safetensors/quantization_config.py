@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from formats.family.layout import Atom
+from formats.family.roles import EXPERT
 from formats.stored import KEEP
 from quant.fourbit.dialects import MODELOPT
 from quant.fourbit.qweight import GPTQ
@@ -98,7 +99,7 @@ def unquantised_modules(written: Sequence[Written], *, tied: bool) -> list[str]:
     for atom, scheme, stored in written:
         if scheme.name != KEEP or len(atom.shape) < 2:
             continue
-        if atom.role == "expert":
+        if atom.role == EXPERT:
             names.append(stored[: stored.index(".experts.")] + ".experts")
         names.append(module_of(stored))
     return list(dict.fromkeys(names))
