@@ -34,6 +34,9 @@ GDN_IN = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 Show = Callable[[str, Sequence[str], Tensor], None]
+# Takes the name of an attention, and the pools [S, L, m, d] of its keys and values as they are
+# cached; unused places hold zeros. Called from any thread, in any order.
+SeeCache = Callable[[str, Tensor, Tensor], None]
 
 
 class Observer(Protocol):
@@ -83,13 +86,15 @@ def grouped(
 class LayerPass:
     """What a layer needs beside its weights.
 
-    observer  None: nobody looks, and nothing is spent on it; else it sees the pieces in their order
+    observer   sees the pieces in their order; None: nobody looks, and nothing is spent on it
+    see_cache  called with the keys and values of each group of texts
     """
 
     config: Config
     groups: Sequence[Group]
     workers: Workers
     observer: Observer | None = None
+    see_cache: SeeCache | None = None
 
     def run(self, x_TH: Tensor, layer: Layer, prefix: str) -> Tensor:
         """Return the residual stream [T, H] after a layer whose names begin with `prefix`."""
@@ -97,7 +102,8 @@ class LayerPass:
 
         def mix(group: Group, show: Show) -> None:
             x = x_TH[group.rows]
-            mixed = _mix(rmsnorm(x, layer.input_norm, eps), layer.mixer, group, prefix, show)
+            normed = rmsnorm(x, layer.input_norm, eps)
+            mixed = _mix(normed, layer.mixer, group, prefix, show, self.see_cache)
             torch.add(mixed, x, out=out[group.rows])
 
         deque(self._each(mix, self.groups), maxlen=0)
@@ -173,7 +179,14 @@ def _show_nobody(prefix: str, names: Sequence[str], x_TK: Tensor) -> None:
     """Do nothing: there is no observer."""
 
 
-def _mix(x: Tensor, w: Gdn | Attention, group: Group, prefix: str, show: Show) -> Tensor:
+def _mix(
+    x: Tensor,
+    w: Gdn | Attention,
+    group: Group,
+    prefix: str,
+    show: Show,
+    see_cache: SeeCache | None,
+) -> Tensor:
     if isinstance(w, Gdn):
         prefix, pools = prefix + "linear_attn.", group.pools("linear_attention")
         show(prefix, GDN_IN, x)
@@ -184,6 +197,8 @@ def _mix(x: Tensor, w: Gdn | Attention, group: Group, prefix: str, show: Show) -
         prefix, pools = prefix + "self_attn.", group.pools("full_attention")
         show(prefix, QKV, x)
         heads = attention_heads(linear(x, w.qkv), w, pools, group.context)
+        if see_cache is not None:
+            see_cache(prefix.removesuffix("."), *pools)
         show(prefix, ["o_proj"], heads)
     return linear(heads, w.out)
 

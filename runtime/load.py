@@ -20,13 +20,16 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.family.cache_scales import SCALED, cache_scales, cached_in_fp8
 from formats.family.config import Config
 from formats.family.names import PARTS
 from formats.family.roles import ROLES
+from formats.read_scale import read_scale
 from formats.stored import by_cause, tell
 from quant.fp8.scales import CODE_TYPE
 from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
+from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
@@ -51,7 +54,7 @@ def load_model(
     FormatError if the checkpoint's tensors are not what its config says.
     """
     check(checkpoint)
-    loader = Loader(checkpoint, torch.device(device), dtype, keep_fp8, dynamic_fp8)
+    loader = Loader(checkpoint, torch.device(device), dtype, keep_fp8, dynamic_fp8, fp8_cache=True)
     embed, layout = loader.tensor("embed_tokens"), checkpoint.layout
     return Model(
         config=checkpoint.config,
@@ -98,6 +101,7 @@ class Loader:
     """Reads weights by the names of the family table.
 
     lazy_experts  experts are read when they are asked for, and not kept (without a GPU only)
+    fp8_cache     keys and values are rounded as in an FP8 cache, if the config asks for one
     """
 
     checkpoint: Checkpoint
@@ -106,6 +110,7 @@ class Loader:
     keep_fp8: bool = False
     dynamic_fp8: bool = False
     lazy_experts: bool = False
+    fp8_cache: bool = False
 
     @property
     def config(self) -> Config:
@@ -180,7 +185,19 @@ class Loader:
             q_norm=self.tensor(prefix + "q_norm"),
             k_norm=self.tensor(prefix + "k_norm"),
             out=self.linear(prefix + "o_proj"),
+            cache=self._cache(prefix.removesuffix(".")),
         )
+
+    def _cache(self, attention: str) -> Fp8Cache | None:
+        """Return the scales of a decoder layer's cache; engines run one that is missing at 1.0."""
+        if not self.fp8_cache or attention not in cached_in_fp8(self.config):
+            return None
+        stored = cache_scales(self.checkpoint.layout.activation_scales).get(attention, {})
+        return Fp8Cache(*(self._scale(stored.get(what)) for what in SCALED))
+
+    def _scale(self, stored: str | None) -> Tensor:
+        scale = torch.ones(1) if stored is None else read_scale(self.checkpoint, stored)
+        return scale.to(self.device, torch.float32).reshape(())
 
     def _mlp(self, prefix: str) -> FeedForward:
         up, down = _expert(prefix + "mlp.")

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from formats.family.config import Config
 from runtime.kernels.attention.decode import attention_decode
+from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.prefill import attention_prefill
 from runtime.kernels.attention.reference import split_query_gate
 from runtime.kernels.attention.rope import rope_cos_sin
@@ -74,12 +75,14 @@ class Attention:
     """Gated attention. Rows of qkv: query and gate of each head in turn, all keys, all values.
 
     qkv [(2*nh + 2*nkv) * d, H], q_norm and k_norm [d], out [H, nh*d]
+    cache  how keys and values are rounded in the pools; None: to the model dtype
     """
 
     qkv: Weight
     q_norm: Tensor
     k_norm: Tensor
     out: Weight
+    cache: Fp8Cache | None = None
 
 
 @dataclass(frozen=True)
@@ -343,10 +346,12 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
     rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
     rows = Heads(batch.num_decodes, batch.newest, kv_heads, batch.num_prefills > 0)
-    if _attention(rows) is attention_step:
+    if w.cache is None and _attention(rows) is attention_step:
         at = batch.slots, batch.lengths
         return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
+    if w.cache is not None:
+        w.cache.round(*pools, batch.token_slots, batch.positions)
     return attend(q, gate, pools, batch).flatten(1)
 
 
