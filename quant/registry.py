@@ -61,10 +61,15 @@ def get_scheme(name: str, choices: Choices = USUAL) -> Scheme:
     return scheme.with_choices(choices)
 
 
-def get_schemes(names: Iterable[str], choices: Choices = USUAL) -> dict[str, Scheme]:
-    """Return schemes that stand in one artifact."""
+def get_schemes(
+    names: Iterable[str], choices: Choices = USUAL, *, alone: bool = True
+) -> dict[str, Scheme]:
+    """Return schemes that stand in one artifact.
+
+    alone  whether one by itself may have a config of its own
+    """
     schemes = {name: get_scheme(name, choices) for name in names}
-    alone = len(schemes) == 1
+    alone = alone and len(schemes) == 1
     return {n: scheme if alone else scheme.beside_others() for n, scheme in schemes.items()}
 
 

@@ -21,7 +21,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from quant.errors import QuantError
 from qwen35_convert.calibration.seen import receipt_of
-from qwen35_convert.calibration.texts import read_texts
+from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
@@ -30,7 +30,7 @@ from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import ignore, items_bar, notice, quiet
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
-from qwen35_convert.run.items import Effort
+from qwen35_convert.run.items import Effort, as_bytes
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
@@ -75,6 +75,7 @@ class Job:
     """A conversion that passed every check of planning: source, plan, output and means.
 
     execute  converts the items, within this share of the machine
+    texts    the text of the recipe, None if it reads none
     """
 
     plan: Plan
@@ -84,6 +85,7 @@ class Job:
     options: RunOptions
     share: Share
     execute: Executor
+    texts: Texts | None = None
 
     def effort(self, advance: Callable[[], object]) -> Effort:
         """Return what the executor is told."""
@@ -102,6 +104,8 @@ def write_artifact(job: Job) -> Conversion:
         for name, content in job.plan.files.items():
             sink.add_file(name, content())
         source_files = _fill(job, sink, journal)
+        for name, tensor in job.plan.computed.items():
+            sink.write(name, 0, as_bytes(tensor))
         report = _verified(job, sink) if job.options.verify else None
         _check_unchanged(job, digest)
         receipt = _seal(job, sink, source_files, report)
@@ -122,7 +126,7 @@ def write_artifact(job: Job) -> Conversion:
 
 def _verified(job: Job, sink: FolderSink) -> Report:
     checks = checks_of(job.plan.recipe, job.share.verifiers)
-    checks = replace(checks, expected=job.plan)
+    checks = replace(checks, expected=job.plan, texts=job.texts)
     artifact = container_for(job.out).open(sink.artifact)
     return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 
@@ -142,10 +146,11 @@ def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Repo
 def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:
     """Return what the receipt says of the text that calibrated, None if none did."""
     quantize = job.plan.recipe.quantize
-    if quantize.chosen_by is None:
+    if job.texts is None:
         return None
-    texts = read_texts(job.source, quantize.chosen_by)
-    return receipt_of(sink.work / SEEN, quantize.method, texts)
+    if quantize.chosen_by is None:
+        return job.texts.as_dict()
+    return receipt_of(sink.work / SEEN, quantize.method, job.texts)
 
 
 def digest_of(plan: Plan, source: Checkpoint) -> str:
@@ -199,7 +204,7 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
             if source.remote is not None and plan.recipe.only is None:
                 source.remote.begin()
             job.execute(plan, source, sink, journal, job.effort(advance))
-            return _describe_far(job) | hashes.result()
+            return dict(sorted((_describe_far(job) | hashes.result()).items()))
         except OSError as error:
             raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
         finally:

@@ -5,23 +5,25 @@ source, recipe -> plan -> OUT is free -> memory fits -> an executor -> the artif
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
-from qwen35_convert.calibration.executor import CalibratedExecutor, check_means, check_text
+from qwen35_convert.calibration.executor import CalibratedExecutor, check_means
 from qwen35_convert.calibration.memory import check_memory
-from qwen35_convert.calibration.texts import read_texts
+from qwen35_convert.calibration.scales import needs_inputs, needs_scales, with_scales
+from qwen35_convert.calibration.texts import Texts, check_text
 from qwen35_convert.containers.registry import container_for, expect
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
+from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.run.executor import open_executor
+from qwen35_convert.run.executor import Executor, open_executor
 from qwen35_convert.run.memory import fit_memory
-from qwen35_convert.text.inputs import needs_inputs, with_inputs
 from qwen35_convert.verification.levels import check_measurable
 from qwen35_convert.write.failed import check_failed
 from qwen35_convert.write.receipt import Origin
@@ -32,11 +34,15 @@ def plan_conversion(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
 
     FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
     """
+    return _planned(source, recipe, out)[0]
+
+
+def _planned(source: Checkpoint, recipe: Recipe, out: Path) -> tuple[Plan, Texts | None]:
+    """Return the plan, and the text that it reads."""
     plan = expect(source, recipe, out)
     check_norms(source)
     check_scales(source)
-    check_text(source, recipe)
-    return plan
+    return plan, check_text(source, recipe)
 
 
 def convert_checkpoint(
@@ -49,7 +55,7 @@ def convert_checkpoint(
     container = container_for(out)
     container.check_out(out, source, overwrite=options.overwrite)
     check_means(source, recipe, options)
-    plan = plan_conversion(source, recipe, out)
+    plan, texts = _planned(source, recipe, out)
     if container.finish(out, plan, digest_of(plan, source)):
         return Conversion(out, plan, container.receipt_of(out).read_bytes(), None)
     container.check_files(out, plan, source, overwrite=options.overwrite)
@@ -61,15 +67,31 @@ def convert_checkpoint(
     options.on_plan(plan)
     threads = options.threads(streamed=source.remote is not None)
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
-    asked = recipe.quantize.chosen_by
-    if asked is not None:
-        texts = read_texts(source, asked)
+    if texts is not None:
         check_memory(plan, source, options.memory_limit, texts.tokens, share.workers)
-        plan = with_inputs(plan, source)
-        calibrating = CalibratedExecutor(texts)
-        return write_artifact(Job(plan, source, origin, out, options, share, calibrating))
     if needs_inputs(plan) and options.executor != "threads":
         raise RecipeError("nvfp4", "reads a text first", "the executor of threads")
-    with open_executor(options, path) as execute:
-        plan = with_inputs(plan, source)
-        return write_artifact(Job(plan, source, origin, out, options, share, execute))
+    with _executor(recipe, options, path, texts) as execute:
+        plan = _measured(plan, source, texts, share.workers, bar=options.progress)
+        return write_artifact(Job(plan, source, origin, out, options, share, execute, texts))
+
+
+def _executor(
+    recipe: Recipe, options: RunOptions, path: Path, texts: Texts | None
+) -> AbstractContextManager[Executor]:
+    if recipe.quantize.chosen_by is None:
+        return open_executor(options, path)
+    assert texts is not None, "a recipe whose codes a text chooses has one"
+    return nullcontext(CalibratedExecutor(texts))
+
+
+def _measured(
+    plan: Plan, source: Checkpoint, texts: Texts | None, workers: int, *, bar: bool
+) -> Plan:
+    """Return the plan with the scales that its text gives, with a bar on stderr on request."""
+    if texts is None or not needs_scales(plan):
+        return plan
+    mtp = source.layout.form.mtp_layers if needs_inputs(plan) else 0
+    layers = len(source.config.layer_types) + mtp
+    with items_bar(layers, "calibrate", "layer") if bar else quiet() as advance:
+        return with_scales(plan, source, texts, workers, lambda _: advance())

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def items_bar(total: int, what: str) -> Iterator[Callable[[], None]]:
+def items_bar(total: int, what: str, unit: str = "tensor") -> Iterator[Callable[[], None]]:
     """Show a bar of `total` items on stderr; yield the call that advances it by one."""
     from tqdm import tqdm
 
-    with tqdm(total=total, desc=what, unit="tensor", file=sys.stderr, disable=None) as bar:
+    with tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None) as bar:
 
         def advance() -> None:
             bar.update()

@@ -65,6 +65,7 @@ class Format:
 
 FORMATS = {"safetensors": Format(calibrates=True), "gguf": Format(own_layout=True, mixes=True)}
 NEAREST = "nearest"
+NO_CACHE = "none"
 
 
 class _Part(BaseModel):
@@ -93,8 +94,9 @@ class Calibrate(_Part):
 class Quantize(_Part):
     """Which scheme, which scale type, in whose dialect, which exceptions, how codes are found.
 
-    method  nearest: by the weights alone; sweep: scales that suit the inputs of a text; gptq: codes
-            that make up for each other's errors, too
+    method    nearest: by the weights alone; sweep: scales that suit the inputs of a text; gptq:
+              codes that make up for each other's errors, too
+    kv_cache  fp8: scales of keys and values, from a text, for engines that cache them in FP8
 
     Of a GGUF file `scheme` names the types, and `mix` who chooses them: `mix: llama.cpp` asks for
     theirs. `imatrix` is a file of llama.cpp's with the importance of every column.
@@ -106,6 +108,7 @@ class Quantize(_Part):
     symmetric: bool | None = None
     dialect: Literal["compressed-tensors", "modelopt", "gptq"] = "compressed-tensors"
     method: Literal["nearest", "sweep", "gptq"] = "nearest"
+    kv_cache: Literal["none", "fp8"] = "none"
     calibrate: Calibrate | None = None
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
@@ -113,13 +116,11 @@ class Quantize(_Part):
 
     @property
     def files(self) -> list[Path]:
-        """Return what is read beside the source: an imatrix, a text for scales of inputs.
+        """Return what is read beside the source: an imatrix.
 
-        A text that codes are chosen by has a place of its own in the receipt.
+        A text has a place of its own in the receipt.
         """
-        only_scales = self.calibrate if self.chosen_by is None else None
-        text = only_scales.file if only_scales else None
-        return [Path(name) for name in (self.imatrix, text) if name]
+        return [Path(self.imatrix)] if self.imatrix else []
 
     @property
     def chosen_by(self) -> Calibrate | None:
@@ -141,18 +142,22 @@ class Quantize(_Part):
     def _calibrated_by_default(cls, values: object) -> object:
         if not isinstance(values, dict) or values.get("calibrate") is not None:
             return values
-        reads = values.get("method", NEAREST) != NEAREST or _scales_inputs(values)
-        return values | {"calibrate": {}} if reads else values
+        return values | {"calibrate": {}} if _reads_text(values) else values
 
     @model_validator(mode="after")
     def _calibrated_for_a_use(self) -> Quantize:
-        reads = self.method != NEAREST or _scales_inputs(self.model_dump())
-        if not reads and self.calibrate is not None:
+        if self.calibrate is not None and not _reads_text(self.model_dump()):
             raise ValueError(
-                "calibrate is for method sweep or gptq and for schemes that scale inputs, and "
-                "method is nearest"
+                "calibrate is for method sweep or gptq, for schemes that scale inputs and for "
+                "kv_cache fp8, and method is nearest"
             )
         return self
+
+
+def _reads_text(values: Mapping[str, Any]) -> bool:
+    """Whether something that is asked for follows from a text."""
+    asked = values.get("method", NEAREST), values.get("kv_cache", NO_CACHE)
+    return asked != (NEAREST, NO_CACHE) or _scales_inputs(values)
 
 
 def _scales_inputs(values: Mapping[str, Any]) -> bool:
@@ -257,6 +262,11 @@ class Recipe(_Part):
                 f"quantize.method is {self.quantize.method}, but export.format {name} takes what a "
                 "text says of its columns from a file: quantize.imatrix, which `qwen35 imatrix` "
                 "makes"
+            )
+        if not form.calibrates and self.quantize.kv_cache != NO_CACHE:
+            raise ValueError(
+                f"quantize.kv_cache is {self.quantize.kv_cache}, but export.format {name} has no "
+                "place for scales of keys and values"
             )
         return self
 

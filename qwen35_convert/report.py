@@ -126,6 +126,8 @@ def print_report(report: Report) -> None:
         print(f"{scheme:<12}{_scheme_text(scheme, line)}")
     if report.calibration:
         print(f"calibrated  {_proof_text(report.calibration)}")
+    if report.cache:
+        print(f"kv cache    {_cache_text(report.cache)}")
     if report.logits:
         _print_logits(report.logits)
     for failure in report.failures[:MAX_LISTED]:
@@ -142,8 +144,17 @@ def _proof_text(told: dict[str, Any]) -> str:
     """Say how calibrated weights were proven."""
     if told["proof"] == "again":
         return f"{told['method']}, proven by running the calibration again"
+    if not told["layers"]:
+        return f"{told['method']}, proven by bounds: {told['why']}"
     of = f"{told['layers_again']} of {told['layers']} layers by running the calibration again"
     return f"{told['method']}, proven by bounds ({of}): {told['why']}"
+
+
+def _cache_text(told: dict[str, Any]) -> str:
+    """Say how the scales of an FP8 cache were proven."""
+    if told["proof"] == "again":
+        return f"{told['scales']} scales, computed again from the text"
+    return f"{told['scales']} scales, held to what the weights allow: {told['why']}"
 
 
 def _print_logits(logits: dict[str, Any]) -> None:
@@ -208,6 +219,8 @@ def print_inspection(inspection: Inspection, *, tensors: bool) -> None:
     experts = f" ({inspection.mtp['experts']} experts)" if inspection.mtp["experts"] else ""
     quantization = inspection.quantization or "not quantised"
     print(f"layout      {inspection.layout}, {inspection.kind}, {quantization}")
+    if inspection.kv_cache:
+        print(f"kv cache    {inspection.kv_cache}")
     print(f"tensors     {inspection.tensors} ({dtypes})")
     print(f"parameters  {inspection.parameters:,} in {size_text(inspection.bytes)}")
     print(f"mtp         {inspection.mtp['layers']} layers{experts}")

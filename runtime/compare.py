@@ -92,7 +92,7 @@ def streamed_logits(
     checkpoint: Checkpoint, ids_NT: Tensor, *, device: torch.device | str
 ) -> Iterator[Tensor]:
     """Yield the logits of all rows in strips [R, some of V], one after another to the whole V."""
-    walk = _walk(checkpoint, ids_NT, device)
+    walk = _walk(checkpoint, ids_NT, device, fp8_cache=True)
     hidden = walk.hidden(deque(walk.residuals(), maxlen=1).pop())
     for head in _head_strips(walk):
         yield hidden @ head.T
@@ -117,7 +117,11 @@ def compare_logits(
     """
     _check_alike(source.config, artifact.config)
     with Workers(device) as workers:
-        walks = [_walk(one, ids_NT, device, workers) for one in (source, artifact)]
+        # a source is what its weights say, whatever cache it is to be served with
+        walks = [
+            _walk(source, ids_NT, device, workers),
+            _walk(artifact, ids_NT, device, workers, fp8_cache=True),
+        ]
         layers, ends = _compared_layers(walks, kept, progress)
         return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
 
@@ -170,12 +174,17 @@ def _walk(
     ids_NT: Tensor,
     device: torch.device | str,
     workers: Workers | None = None,
+    *,
+    fp8_cache: bool = False,
 ) -> Walk:
     if ids_NT.ndim != 2 or ids_NT.shape[0] < 1 or ids_NT.shape[1] < 2:
         raise RequestError(
             f"token ids have shape {list(ids_NT.shape)}, expected rows of at least 2 tokens"
         )
-    return Walk.over(checkpoint, list(ids_NT), device=device, dtype=torch.float32, workers=workers)
+    walk = Walk.over(checkpoint, list(ids_NT), device=device, dtype=torch.float32, workers=workers)
+    if fp8_cache:
+        walk.use_fp8_cache()
+    return walk
 
 
 def _check_alike(source: Config, artifact: Config) -> None:

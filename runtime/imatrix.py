@@ -24,6 +24,7 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from runtime.layerwise import Progress, observe_all
+from runtime.workers import Workers
 
 
 @dataclass
@@ -91,5 +92,6 @@ def collect(
     FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
     """
     imatrix = Imatrix(sum(len(ids) for ids in texts))
-    observe_all(checkpoint, texts, imatrix, device=device, progress=progress)
+    with Workers(device) as workers:
+        observe_all(checkpoint, texts, imatrix, workers=workers, progress=progress)
     return imatrix

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
-import torch
 from torch import Tensor
 
-from formats.checkpoint import Checkpoint
-from runtime.layerwise import observe_all
+from quant.errors import QuantError
 
 
 @dataclass
@@ -26,11 +25,13 @@ class LargestInputs:
     unseen: dict[str, None] = field(default_factory=dict)
 
     def observe(self, names: Sequence[str], x_TK: Tensor) -> None:
-        """Take an input that the named weights share."""
+        """Take an input that the named weights share. QuantError if it is NaN or infinite."""
         if not len(x_TK):
             self.unseen |= dict.fromkeys(names)
             return
         largest = float(x_TK.abs().max())
+        if not isfinite(largest):
+            raise QuantError(names[0], "has inputs that are NaN or infinite", "numbers")
         for name in names:
             self.values[name] = max(self.values.get(name, 0.0), largest)
 
@@ -46,16 +47,3 @@ def _kind(name: str) -> tuple[str, str]:
     """Return what experts of a layer have in common: `layers.3.mlp.experts`, `gate_proj`."""
     module, _, last = name.rpartition(".")
     return module.rpartition(".")[0], last
-
-
-def collect_largest(
-    checkpoint: Checkpoint, texts: Sequence[Tensor], *, device: torch.device | str = "cpu"
-) -> LargestInputs:
-    """Return the largest input of every linear over texts [T] of token ids, the MTP head's too.
-
-    FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
-    """
-    largest = LargestInputs()
-    observe_all(checkpoint, texts, largest, device=device)
-    largest.fill()
-    return largest

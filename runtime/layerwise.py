@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from formats.family.config import Config
 from runtime.errors import RequestError
 from runtime.kernels.linear.product import linear
 from runtime.kernels.norm.rms import rmsnorm
-from runtime.layer_pass import LayerPass, Observer, grouped
+from runtime.layer_pass import LayerPass, Observer, SeeCache, grouped
 from runtime.load import Loader, check, has_mtp
 from runtime.workers import Workers
 
@@ -70,6 +71,14 @@ class Walk:
         device = torch.device(device)
         loader = Loader(checkpoint, device, dtype, lazy_experts=device.type == "cpu")
         return Walk(loader, texts, workers or Workers(device, 1), observer)
+
+    def watch_cache(self, see: SeeCache) -> None:
+        """Show `see` the keys and values of every layer that is still to come."""
+        self.layer_pass = replace(self.layer_pass, see_cache=see)
+
+    def use_fp8_cache(self) -> None:
+        """Round keys and values in every layer to come, if the checkpoint's config asks for it."""
+        self.loader = replace(self.loader, fp8_cache=True)
 
     @torch.inference_mode()
     def residuals(self) -> Iterator[Tensor]:
@@ -124,30 +133,35 @@ class Walk:
 def observe_all(
     checkpoint: Checkpoint,
     texts: Sequence[Tensor],
-    observer: Observer,
+    observer: Observer | None,
     *,
-    device: torch.device | str,
+    workers: Workers,
+    see_cache: SeeCache | None = None,
     progress: Progress = lambda _: None,
 ) -> None:
     """Show an observer what texts bring to every linear of a checkpoint, the MTP head's too.
 
-    texts  token ids [T] of texts of their own, each of 2 at least; all are held, T*H float32
+    texts      token ids [T] of texts of their own, each of 2 at least; all are held, T*H float32
+    observer   None: nobody looks at linears, and the MTP head is left out
+    workers    entered, with the device of the pass
+    see_cache  is shown the keys and values of the decoder layers
 
     FormatError if the checkpoint has problems, RequestError for ids outside its vocabulary.
     """
-    with Workers(device) as workers:
-        walk = Walk.over(
-            checkpoint,
-            texts,
-            device=device,
-            dtype=torch.float32,
-            workers=workers,
-            observer=observer,
-        )
-        hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
-        if has_mtp(checkpoint):
-            walk.mtp(hidden)
-            progress("MTP head")
+    walk = Walk.over(
+        checkpoint,
+        texts,
+        device=workers.device,
+        dtype=torch.float32,
+        workers=workers,
+        observer=observer,
+    )
+    if see_cache is not None:
+        walk.watch_cache(see_cache)
+    hidden = walk.hidden(deque(_reported(walk, progress), maxlen=1).pop())
+    if observer is not None and has_mtp(checkpoint):
+        walk.mtp(hidden)
+        progress("MTP head")
 
 
 def _reported(walk: Walk, progress: Progress) -> Iterator[Tensor]:

@@ -29,8 +29,8 @@ class Workers:
     """
 
     def __init__(self, device: torch.device | str, count: int | None = None) -> None:
-        self.cores = torch.get_num_threads()
-        self.count = count or (self.cores if torch.device(device).type == "cpu" else 1)
+        self.cores, self.device = torch.get_num_threads(), torch.device(device)
+        self.count = count or (self.cores if self.device.type == "cpu" else 1)
         self.pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))
 
     def __enter__(self) -> Workers:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from formats.checkpoint import Checkpoint
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.calibration.seen import append_seen
-from qwen35_convert.calibration.texts import Texts, read_texts
+from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import CONTAINERS
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import RunOptions
@@ -21,16 +21,6 @@ from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.items import Effort, Worker, convert_item, run_items
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import SEEN, FolderSink
-
-
-def check_text(source: Checkpoint, recipe: Recipe) -> None:
-    """Refuse a text that cannot be read or is too short, and a rope that is not computed."""
-    if recipe.quantize.chosen_by is None:
-        return
-    from runtime.kernels.attention.frequencies import check_rope
-
-    check_rope(source.config.rope)
-    read_texts(source, recipe.quantize.chosen_by)
 
 
 def check_means(source: Checkpoint, recipe: Recipe, options: RunOptions) -> None:

@@ -3,7 +3,8 @@
     the residual streams + one layer in float32 + an input's sums and their factor + ranges of rows
 
 The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
-one by one, so a layer counts without them, but for those at work.
+one by one, so a layer counts without them, but for those at work. Where a text gives scales alone,
+there are neither sums nor rows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import stage_of, stages
 from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import NEAREST
 from qwen35_convert.run.memory import resident
 
 STREAMS, SUMS, FACTOR = 4, 4, 40  # streams held; bytes of an element of a matrix of K by K
@@ -32,10 +34,12 @@ def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int)
             experts.append(3 * nbytes)
         elif stage is not None:
             layers[stage] = layers.get(stage, 0) + nbytes
-    widest = max(plan.items[i].atom.shape[-1] for items in stages(plan).values() for i in items)
-    squares = widest**2 if plan.recipe.quantize.method == GPTQ else widest
     streams = STREAMS * tokens * source.config.sizes["H"] * 4
     layer = max(layers.values(), default=0) + workers * max(experts)
+    encoded = [plan.items[i].atom.shape[-1] for items in stages(plan).values() for i in items]
+    if not encoded:
+        return streams + layer
+    squares = max(encoded) ** (2 if plan.recipe.quantize.method == GPTQ else 1)
     return streams + layer + squares * (2 * SUMS + FACTOR) + workers * CHUNK_BYTES
 
 
@@ -46,10 +50,13 @@ def check_memory(
     if limit is None or not limit.firm:
         return
     needed = resident() + calibration_bytes(plan, source, tokens, workers)
+    method = plan.recipe.quantize.method
+    known = "the text" if method == NEAREST else "the sums of its inputs"
     if needed > limit.nbytes:
         raise RecipeError(
             "--memory-limit",
             f"is {limit.nbytes // 10**6} MB",
-            f"{-(-needed // 10**6)} MB or more, as one layer and the sums of its inputs need",
-            "fewer quantize.calibrate.tokens, fewer --workers, or quantize.method=sweep",
+            f"{-(-needed // 10**6)} MB or more, as one layer and {known} need",
+            "fewer quantize.calibrate.tokens, fewer --workers"
+            + (", or quantize.method=sweep" if method == GPTQ else ""),
         )

@@ -89,9 +89,7 @@ def receipt_of(path: Path, method: str, texts: Texts) -> dict[str, Any]:
     layers = dict(_parsed(path.read_text().split("\n")[:-1]))
     return {
         "method": method,
-        "text": texts.name,
-        "text_sha256": texts.sha256,
-        "tokens": texts.tokens,
+        **texts.as_dict(),
         "layers": dict(sorted(layers.items(), key=lambda pair: stage_order(pair[0]))),
     }
 

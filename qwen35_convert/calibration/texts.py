@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Calibrate
-from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids, text_path
+from qwen35_convert.recipe import Calibrate, Recipe
+from qwen35_convert.text.tokens import CHUNK, DEFAULT, TOKENIZER, chunked, text_ids, text_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,45 @@ class Texts:
     def tokens(self) -> int:
         """Return how many tokens there are."""
         return sum(len(ids) for ids in self.ids)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a receipt says of the text."""
+        return {"text": self.name, "text_sha256": self.sha256, "tokens": self.tokens}
+
+
+def check_text(source: Checkpoint, recipe: Recipe) -> Texts | None:
+    """Return the text of a recipe, None if it reads none; refuse what the source cannot be run on.
+
+    RecipeError as for `read_texts`; FormatError, too, for tokens that the vocabulary has not, and
+    for a rope that is not computed.
+    """
+    asked = recipe.quantize.calibrate
+    if asked is None:
+        return None
+    from runtime.kernels.attention.frequencies import check_rope
+
+    check_rope(source.config.rope)
+    texts = read_texts(source, asked)
+    largest, size = max(int(ids.max()) for ids in texts.ids), source.config.sizes["V"]
+    if largest >= size:
+        raise FormatError(f"{TOKENIZER} gives token {largest}, but the vocabulary has {size}")
+    return texts
+
+
+def text_at_hand(
+    source: Checkpoint, asked: Calibrate, claimed: Mapping[str, Any] | None
+) -> Texts | str:
+    """Return the text that a receipt names, or why it cannot be used.
+
+    claimed  what the receipt says of it; None: there is no receipt yet
+    """
+    try:
+        texts = read_texts(source, asked)
+    except (RecipeError, FormatError) as error:
+        return f"the text is not at hand: {error}"
+    if claimed is None or claimed.get("text_sha256") == texts.sha256:
+        return texts
+    return f"{asked.text} is not the text that calibrated (SHA-256 differs)"
 
 
 def read_texts(source: Checkpoint, asked: Calibrate) -> Texts:

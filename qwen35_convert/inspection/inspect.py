@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.cache_scales import has_fp8_cache
 from formats.family.config import FIELD_NAMES
 from formats.tensor import TensorInfo
-from qwen35_convert.inspection.serving import serving
+from qwen35_convert.inspection.serving import CACHE, WEIGHTS, serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Inspection:
     bytes: int
     dtypes: dict[str, int]
     quantization: str | None
+    kv_cache: str | None
     mtp: dict[str, Any]
     vision: bool
     problems: list[dict[str, str]]
@@ -53,6 +55,7 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
         bytes=sum(info.nbytes for info in infos.values()),
         dtypes=dict(sorted(Counter(info.dtype for info in infos.values()).items())),
         quantization=layout.quantized,
+        kv_cache="fp8" if has_fp8_cache(source.config) else None,
         mtp={"layers": layout.form.mtp_layers, "experts": _mtp_experts(source)},
         vision=layout.form.vision,
         problems=[asdict(problem) for problem in layout.problems],
@@ -86,11 +89,12 @@ def _mtp_experts(source: Checkpoint) -> str | None:
 
 def _serving(source: Checkpoint, name: str) -> dict[str, Any]:
     kinds = source.config.layer_types
+    stored = {WEIGHTS: source.layout.quantized == "fp8-block", CACHE: has_fp8_cache(source.config)}
     figures = serving(
         source.config.sizes,
         num_full_layers=kinds.count("full_attention"),
         num_gdn_layers=kinds.count("linear_attention"),
         model=name,
-        block_fp8=source.layout.quantized == "fp8-block",
+        fp8=[what for what, is_fp8 in stored.items() if is_fp8],
     )
     return figures.as_dict()

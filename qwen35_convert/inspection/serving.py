@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING
 from qwen35_convert.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 BF16, FP8, F32 = 2, 1, 4  # bytes
 FLASH_ATTENTION, FLASHINFER_GDN = 16, 64  # tokens in a kernel's block
 FP8_BLOCK = 128
+WEIGHTS, CACHE = "weights", "cache"
 NOTE = "estimate; compare with vLLM's log line: Setting attention block size to N tokens"
 
 
@@ -74,12 +75,13 @@ def serving(
     num_gdn_layers: int,
     tp: int = 1,
     model: str = "MODEL",
-    block_fp8: bool = False,
+    fp8: Collection[str] = (),
 ) -> Serving:
     """Return what serving the model takes on each of `tp` ranks.
 
-    model      as the command line is to name it
-    block_fp8  whether its weights are block FP8, which narrows `max_tensor_parallel`
+    model  as the command line is to name it
+    fp8    what is FP8: WEIGHTS in blocks, which narrow `max_tensor_parallel`; the CACHE that its
+           config asks for, whose commands and bytes are then shown
 
     Raises RecipeError if `tp` ranks cannot share the heads.
     """
@@ -92,17 +94,18 @@ def serving(
         k: attention_block_size(sizes, tp=tp, kv_bytes=b, kernel_block=FLASHINFER_GDN)
         for k, b in kinds.items()
     }
+    cache = "fp8" if CACHE in fp8 else "bf16"
     within = {b: max_tensor_parallel(sizes, block_fp8=b) for b in (False, True)}
     return Serving(
         tensor_parallel=tp,
         state_bytes_per_sequence=num_gdn_layers * state_bytes(sizes, tp=tp),
-        kv_bytes_per_token=num_full_layers * token_bytes(sizes, tp=tp),
+        kv_bytes_per_token=num_full_layers * token_bytes(sizes, tp=tp, kv_bytes=kinds[cache]),
         attention_block_size=blocks,
         attention_block_size_flashinfer=flashinfer,
-        max_tensor_parallel=within[block_fp8],
+        max_tensor_parallel=within[WEIGHTS in fp8],
         max_tensor_parallel_fp8_block=within[True],
-        vllm=_vllm(model, blocks["bf16"], tp),
-        lmcache=_lmcache(blocks["bf16"]),
+        vllm=_vllm(model, blocks[cache], tp, cache),
+        lmcache=_lmcache(blocks[cache]),
     )
 
 
@@ -162,8 +165,9 @@ def _splits_blocks(sizes: Mapping[str, int], tp: int) -> bool:
     return repeated % FP8_BLOCK == 0 and all(n % (tp * FP8_BLOCK) == 0 for n in split)
 
 
-def _vllm(model: str, block: int, tp: int) -> str:
+def _vllm(model: str, block: int, tp: int, cache: str) -> str:
     ranks = f"--tensor-parallel-size {tp} " if tp > 1 else ""
+    ranks += "" if cache == "bf16" else f"--kv-cache-dtype {cache} "
     return (
         f"vllm serve {shlex.quote(model)} {ranks}--enable-prefix-caching --mamba-cache-mode align "
         f"--max-num-batched-tokens {2 * block - 1} "

@@ -71,6 +71,7 @@ class Plan:
     described   what those files say, as far as it is not a file of the source: ties a journal
     importance  what an error in each column of an atom weighs, float32 [K], by its name
     inputs      the largest input of an atom, float32 [], by its name, where its scheme stores it
+    computed    tensors that no item makes, by name: scales of an FP8 cache, which a text gives
     title       the model's name, if the files say it
     """
 
@@ -84,6 +85,7 @@ class Plan:
     described: Mapping[str, Any] = field(default_factory=dict)
     importance: Mapping[str, Tensor] = field(default_factory=dict)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    computed: Mapping[str, Tensor] = field(default_factory=dict)
     title: str | None = None
 
     @property
@@ -109,8 +111,8 @@ class Plan:
 
     def _texts(self) -> list[Path]:
         """Return the text that calibrates, if it is not the bundled one."""
-        asked = self.recipe.quantize.chosen_by
-        return [] if asked is None or asked.text == "default" else [Path(asked.text)]
+        asked = self.recipe.quantize.calibrate
+        return [] if asked is None or asked.file is None else [Path(asked.file)]
 
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""

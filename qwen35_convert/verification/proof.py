@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import Qwen35Error
+from qwen35_convert.calibration.scales import needs_inputs, with_scales
+from qwen35_convert.calibration.texts import Texts, text_at_hand
 from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
-from qwen35_convert.text.inputs import with_inputs
 from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
@@ -32,7 +33,8 @@ class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
     expected  what it is to be, where that is known; else it follows from the receipt
-    by_bounds calibrated weights are judged, the calibration is not run again
+    texts     the text of what is expected, where it has been read
+    by_bounds what a text gave is judged, the text is not run again
     """
 
     level: str = "tensors"
@@ -40,6 +42,7 @@ class Checks:
     workers: int = 1
     progress: Progress = lambda _: None
     expected: Plan | None = None
+    texts: Texts | None = None
     by_bounds: bool = False
 
     def __post_init__(self) -> None:
@@ -57,6 +60,8 @@ class Proof:
 
     receipt   None: there is none, or none that can be read
     expected  the artifact that its recipe makes of the source; None: not known
+    texts     the text that its recipe reads, where it is at hand
+    no_text   why it is not
     """
 
     artifact: Checkpoint
@@ -68,6 +73,9 @@ class Proof:
     compared: list[Compared] = field(default_factory=list)
     logits: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None
+    cache: dict[str, Any] | None = None
+    texts: Texts | None = None
+    no_text: str | None = None
 
     @staticmethod
     def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
@@ -75,7 +83,7 @@ class Proof:
         other = wrong_source(artifact, source) if source is not None else None
         if other is not None:
             return Proof(artifact, None, checks, failures=[other])
-        proof = Proof(artifact, source, checks, expected=checks.expected)
+        proof = Proof(artifact, source, checks, expected=checks.expected, texts=checks.texts)
         if proof.expected is None:
             receipt = read_receipt(artifact)
             if isinstance(receipt, Failure):
@@ -95,14 +103,33 @@ class Proof:
         named = replace(source, name=receipt.title or self.artifact.name)
         try:
             plan = expect(named, receipt.recipe, whole)
-            if self.checks.effective.name != STRUCTURE:  # which reads headers and side files alone
-                check_norms(source)
-                check_scales(source)
-                plan = with_inputs(plan, source)
+            if self.checks.effective.name == STRUCTURE:  # which reads headers and side files alone
+                self.expected = plan
+                return
+            check_norms(source)
+            check_scales(source)
+            self.expected = self._with_text(plan, receipt, source)
         except Qwen35Error as error:
             yield Failure(receipt.path.name, f"names a recipe that this source refuses: {error}")
-        else:
-            self.expected = plan
+
+    def _with_text(self, plan: Plan, receipt: Receipt, source: Checkpoint) -> Plan | None:
+        """Return the plan with what its text says; None: it is nothing without the text."""
+        asked, inputs = plan.recipe.quantize.calibrate, needs_inputs(plan)
+        if asked is None:
+            return plan
+        found = text_at_hand(source, asked, receipt.calibration)
+        if isinstance(found, str):
+            self.no_text = found
+            if not inputs:
+                return plan
+            told = {"method": plan.recipe.quantize.method, "proof": "bounds", "why": found}
+            self.calibration = told | {"layers": 0, "layers_again": 0}
+            return None
+        self.texts = found
+        if self.checks.by_bounds and not inputs:
+            self.no_text = "as was asked for"
+            return plan
+        return with_scales(plan, source, found, self.checks.workers)
 
     @property
     def only(self) -> str | None:

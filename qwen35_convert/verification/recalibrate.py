@@ -18,8 +18,7 @@ from quant.errors import QuantError
 from quant.measure import Error
 from quant.stored import open_value
 from qwen35_convert.calibration.layers import Layers
-from qwen35_convert.calibration.texts import Texts, read_texts
-from qwen35_convert.errors import RecipeError
+from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.run.items import Worker
 from qwen35_convert.verification.compare import Compared, compare_atom
@@ -32,12 +31,15 @@ class Recalibration:
 
     again      what makes an artifact again
     claimed    what its receipt says of the calibration; None: there is no receipt yet
+    texts      the text, None if it is not at hand
     by_bounds  the calibration is not to be run again
-    why        why the rest was judged by bounds; None: all was proven
+    why        why the text is not at hand, or why the rest was judged by bounds; None: all was
+               proven
     """
 
     again: Again
     claimed: Mapping[str, Any] | None
+    texts: Texts | None
     by_bounds: bool = False
     why: str | None = None
     proven: list[str] = field(default_factory=list)
@@ -62,8 +64,8 @@ class Recalibration:
         }
 
     def _made_again(self, files: Files) -> Iterator[tuple[int, Compared]]:
-        texts = self._texts()
-        if texts is None:
+        texts = self.texts
+        if texts is None or not self._may_run():
             return
         plan, found = self.again.plan, dict[int, Compared]()
 
@@ -88,24 +90,13 @@ class Recalibration:
         except (QuantError, FormatError) as error:
             self.why = f"the calibration cannot be run again: {error}"
 
-    def _texts(self) -> Texts | None:
-        """Return the text, if the calibration can be run again with it."""
-        asked = self.again.plan.recipe.quantize.chosen_by
-        assert asked is not None, "a calibrated plan has a text"
+    def _may_run(self) -> bool:
+        """Whether the calibration can be run again, and is to be."""
         if self.by_bounds:
             self.why = "as was asked for"
         elif self.again.artifact.layout.problems:
             self.why = "the artifact has problems"
-        else:
-            try:
-                texts = read_texts(self.again.source, asked)
-            except (RecipeError, FormatError) as error:
-                self.why = f"the text is not at hand: {error}"
-            else:
-                if self.claimed is None or self.claimed.get("text_sha256") == texts.sha256:
-                    return texts
-                self.why = f"{asked.text} is not the text that calibrated (SHA-256 differs)"
-        return None
+        return self.why is None
 
     def _differs(self, stage: str, seen: Mapping[str, Any]) -> bool:
         if self.claimed is None:

@@ -91,7 +91,7 @@ def _parse(path: Path) -> Receipt:
     if not isinstance(calibration, dict | None):
         raise FormatError("its calibration is not an object")
     resolved = build_recipe(recipe)
-    if resolved.quantize.chosen_by is not None and calibration is None:
+    if resolved.quantize.calibrate is not None and calibration is None:
         raise FormatError("its recipe calibrates, and it says nothing of it")
     says = title, verdict, raw.get("errors"), raw.get("dropped"), calibration
     return Receipt(path, version, resolved, source, output, *says)

@@ -17,6 +17,7 @@ from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.calibrated import calibrated_names
 from qwen35_convert.run.threads import each, one_torch_thread
+from qwen35_convert.verification.cache_scales import cache_failures
 from qwen35_convert.verification.claims import logits_claims, plan_claims, summary_claims
 from qwen35_convert.verification.compare import (
     Compared,
@@ -148,7 +149,7 @@ def _again(proof: Proof) -> Iterator[Failure]:
     proof.compared = again.run(calibrated)
     if calibrated:
         claimed = proof.receipt.calibration if proof.receipt else None
-        trial = Recalibration(again, claimed, checks.by_bounds)
+        trial = Recalibration(again, claimed, proof.texts, checks.by_bounds, proof.no_text)
         proof.compared += trial.run()
         proof.calibration = trial.told()
     yield from explain(proof.artifact, proof.source, proof.compared)
@@ -216,6 +217,9 @@ CHECKS = (
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
     Check("defects", "tensors", "values, scales and codes that are not finite", _defects),
+    Check("cache", "tensors", "scales of an FP8 cache that are not those of the recipe's text, or "
+          "at which keys or values saturate or vanish", cache_failures,
+          planted="tests/qwen35_convert/verification/test_cache_scales.py"),
     Check("vision", "tensors", "a vision file's values that are not finite, or not the source's",
           _values_beside, lacks=("expected",)),
     Check("logits", "logits", "predictions that are not the source's", _logits,

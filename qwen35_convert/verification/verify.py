@@ -32,6 +32,7 @@ class Report:
 
     raised       why the level is not the one asked for
     calibration  how calibrated weights were proven; None: there are none
+    cache        how the scales of an FP8 cache were proven; None: there are none
     """
 
     level: str
@@ -43,6 +44,7 @@ class Report:
     logits: dict[str, Any] | None = None
     raised: str | None = None
     calibration: dict[str, Any] | None = None
+    cache: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -59,6 +61,7 @@ class Report:
             "structure": self.structure,
             "schemes": self.schemes,
             "calibration": self.calibration,
+            "cache": self.cache,
             "tensors": self.tensors,
             "logits": self.logits,
             "failures": [failure.as_dict() for failure in self.failures],
@@ -86,6 +89,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         logits=proof.logits,
         raised=level.raised,
         calibration=proof.calibration,
+        cache=proof.cache,
     )
 
 

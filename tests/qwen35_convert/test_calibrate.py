@@ -142,6 +142,14 @@ def test_a_limit_that_is_too_small_is_refused_with_numbers(nano_path, tmp_path):
     check_memory(plan, source, q.Limit(resident() + (512 << 20)), 512, 1)
 
 
+def test_scales_alone_need_the_streams_and_a_layer(nano_path, tmp_path):
+    plan = q.plan(nano_path, "fp8-block", tmp_path / "out", overrides=["quantize.kv_cache=fp8"])
+    source = open_checkpoint(nano_path)
+    with pytest.raises(RecipeError, match="MB or more, as one layer and the text need"):
+        check_memory(plan, source, q.Limit(resident() + (16 << 20)), 32768, 1)
+    check_memory(plan, source, q.Limit(resident() + (256 << 20)), 32768, 1)
+
+
 def test_many_machines_are_refused(nano_path, tmp_path):
     with pytest.raises(RecipeError, match="goes layer by layer"):
         convert(nano_path, tmp_path / "out", executor="ray")

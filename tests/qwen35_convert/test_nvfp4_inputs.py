@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -10,12 +11,14 @@ import torch
 from safetensors.torch import load_file
 
 import qwen35_convert as q
+from qwen35_convert.calibration.scales import rounded_up
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import build_recipe
-from qwen35_convert.text.inputs import rounded_up
 from qwen35_convert.text.tokens import text_ids
-from runtime.largest_inputs import LargestInputs, collect_largest
+from runtime.largest_inputs import LargestInputs
+from runtime.layerwise import observe_all
+from runtime.workers import Workers
 from tests.checkpoints import moe
 from tests.qwen35_convert.verification.damage import damage
 
@@ -50,6 +53,15 @@ def test_it_is_proven_with_its_receipt_and_without(artifact, nano):
     (artifact / "qwen35-receipt.json").unlink()
     assert q.verify(artifact, nano).failures == []
     assert q.inspect(artifact).quantization == "nvfp4"
+
+
+def test_without_its_text_it_is_judged_by_bounds(artifact, nano):
+    receipt = artifact / "qwen35-receipt.json"
+    receipt.write_text(receipt.read_text().replace("text.txt", "gone.txt"))
+    report = q.verify(artifact, nano)
+    assert report.failures == []
+    assert report.calibration["proof"] == "bounds"
+    assert "gone.txt" in report.calibration["why"]
 
 
 @pytest.mark.filterwarnings("ignore:You passed")
@@ -111,9 +123,11 @@ def test_modelopts_scales_are_the_reciprocals(made, nano, tmp_path):
     assert block["quant_algo"] == "NVFP4"
 
 
-def test_the_text_is_a_file_of_the_source(made, nano, tmp_path):
+def test_the_receipt_says_which_text_it_was(made):
     receipt = json.loads((made / "qwen35-receipt.json").read_text())
-    assert "text.txt" in receipt["source"]["files"]
+    text = (made.parent / "text.txt").read_bytes()
+    assert receipt["calibration"]["text"] == "text.txt"
+    assert receipt["calibration"]["text_sha256"] == hashlib.sha256(text).hexdigest()
     assert receipt["recipe"]["quantize"]["calibrate"]["tokens"] == 32768
 
 
@@ -146,7 +160,10 @@ def test_a_text_that_is_not_there_is_said(nano, tmp_path):
 
 def test_an_expert_that_no_token_reached_gets_the_largest_of_its_layer(tmp_path):
     source = open_checkpoint(moe(tmp_path / "in", num_experts=32, num_experts_per_tok=1))
-    largest = collect_largest(source, [torch.arange(3)])
+    largest = LargestInputs()
+    with Workers("cpu") as workers:
+        observe_all(source, [torch.arange(3)], largest, workers=workers)
+    largest.fill()
     unseen = [n for n in largest.unseen if n.startswith("layers.0.mlp.experts.")]
     assert unseen
     kin = [v for n, v in largest.values.items() if n.startswith("layers.0.mlp.experts.")
@@ -154,6 +171,11 @@ def test_an_expert_that_no_token_reached_gets_the_largest_of_its_layer(tmp_path)
     for name in unseen:
         if name.endswith(".down_proj"):
             assert largest.values[name] == max(kin)
+
+
+def test_inputs_that_are_not_finite_get_no_scale():
+    with pytest.raises(q.Qwen35Error, match="a has inputs that are NaN or infinite"):
+        LargestInputs().observe(["a"], torch.tensor([[1.0, torch.nan]]))
 
 
 def test_the_largest_is_that_of_all_calls():

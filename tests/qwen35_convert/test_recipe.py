@@ -63,6 +63,7 @@ def test_a_bundled_recipe_resolves_to_plain_values():
             "symmetric": None,
             "dialect": "compressed-tensors",
             "method": "nearest",
+            "kv_cache": "none",
             "calibrate": None,
             "rules": (),
             "mix": "ours",
@@ -100,6 +101,15 @@ def test_a_method_that_reads_a_text_has_one():
     quantize = read_recipe("int4", ["quantize.method=sweep", "quantize.calibrate.tokens=99"])
     assert quantize.quantize.calibrate.tokens == 99
     assert build_recipe(quantize.model_dump(mode="json")) == quantize
+
+
+def test_an_fp8_cache_has_a_text_too():
+    quantize = read_recipe("fp8-block-hub", ["quantize.kv_cache=fp8"]).quantize
+    assert quantize.calibrate.model_dump() == {"text": "default", "tokens": 32768}
+    assert quantize.calibrate.file is None
+    assert quantize.chosen_by is None
+    change = ["quantize.kv_cache=fp8", "quantize.calibrate.text=a.txt"]
+    assert read_recipe("fp8-block-hub", change).quantize.calibrate.file == "a.txt"
 
 
 def test_a_recipe_cannot_be_changed():
@@ -166,6 +176,11 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
         (
             "export: {format: gguf}\nquantize: {scheme: Q4_K_M, method: gptq}",
             "quantize.method is gptq, but export.format gguf .*: quantize.imatrix",
+        ),
+        ("quantize: {kv_cache: int8}", "quantize.kv_cache: Input should be 'none' or 'fp8'"),
+        (
+            "export: {format: gguf}\nquantize: {scheme: Q4_K_M, kv_cache: fp8}",
+            "quantize.kv_cache is fp8, but export.format gguf has no place for scales",
         ),
     ],
 )

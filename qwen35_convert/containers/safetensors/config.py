@@ -18,6 +18,7 @@ from formats.family.rope import SCALING, Rope
 from formats.stored import KEEP
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config
+from qwen35_convert.errors import RecipeError
 
 CLASSES = {  # (mixture of experts, hub namespace, headless): (class, model_type)
     (False, False, False): ("Qwen3_5ForCausalLM", "qwen3_5_text"),
@@ -54,11 +55,15 @@ def artifact_config(
     tied: bool | None,
     mtp_layers: int,
     rows: Sequence[tuple[Atom, Scheme, str]],
+    fp8_cache: bool = False,
 ) -> dict[str, Any]:
     """Return the object to write as config.json.
 
-    tied  whether the embedding is the head; None: the class has no head, the flags stay
-    rows  (atom, scheme, stored name of its weight) of everything that is written
+    tied       whether the embedding is the head; None: the class has no head, the flags stay
+    rows       (atom, scheme, stored name of its weight) of everything that is written
+    fp8_cache  whether it asks engines for one
+
+    RecipeError for an FP8 cache that the config cannot ask for.
     """
     text = _text_part(config, tied=tied, mtp_layers=mtp_layers)
     hub = namespace == HUB
@@ -73,8 +78,22 @@ def artifact_config(
     for stale in ("quantization_config", "quantization", *CODE):
         result.pop(stale, None)
     if any(scheme.name != KEEP for _, scheme, _ in rows):
-        result["quantization_config"] = quantization_config(rows, tied=tied is True)
+        block = quantization_config(rows, tied=tied is True, fp8_cache=fp8_cache)
+        result["quantization_config"] = block
+    if fp8_cache:
+        _check_asked(result.get("quantization_config"))
     return result
+
+
+def _check_asked(block: dict[str, Any] | None) -> None:
+    """Refuse a config that does not ask for an FP8 cache in compressed-tensors' words."""
+    key, expected = "quantize.kv_cache", "none, or another quantize.scheme"
+    if block is None:
+        got = "is fp8, but no weight is quantised, and config.json has no quantization_config"
+        raise RecipeError(key, got, expected)
+    if block["quant_method"] != "compressed-tensors":
+        got = f"is fp8, but config.json is that of {block['quant_method']}"
+        raise RecipeError(key, got, f"{expected}: compressed-tensors names the cache")
 
 
 def _tie_flag(tied: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the flag itself

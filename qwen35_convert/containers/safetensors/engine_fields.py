@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.cache_scales import FIELD
 from formats.family.layout import Atom
 from formats.family.ops import Unstack
 from quant.fourbit.dialects import MODELOPT
@@ -28,6 +29,8 @@ from qwen35_convert.containers.safetensors.modelopt_fields import file_problems,
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import (
     ACTIVATIONS,
+    ARGS_RECORDS,
+    CACHE_FIELDS,
     FIELDS,
     JUDGED,
     LISTS,
@@ -55,6 +58,8 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     if method == "fp8":
         yield from _scale_format(artifact, block.get("scale_fmt", "float"))
     elif method == "compressed-tensors":
+        for problem in _cache_scheme(block.get(FIELD)):
+            yield Failure(CONFIG, f"{BLOCK}: {FIELD}: {problem}")
         yield from group_problems(block, _quantized(artifact), input_scales(artifact))
     elif method == MODELOPT:
         yield from modelopt_problems(block, _quantized(artifact), input_scales(artifact))
@@ -119,6 +124,14 @@ def _activations(artifact: Checkpoint, block: Mapping[str, Any], method: str) ->
     there = quantized <= input_scales(artifact) if method == "fp8" else has_cache_scales(artifact)
     if got != right and not (there and (got == "static" or method != "fp8")):
         yield f"{field} is {got!r:.120}, {why}"
+
+
+def _cache_scheme(scheme: object) -> Iterator[str]:
+    """Yield the fields of a quantised cache that engines do not take."""
+    if isinstance(scheme, dict):
+        yield from odd_rows(scheme, CACHE_FIELDS, ARGS_RECORDS)
+    elif scheme is not None:
+        yield f"is {scheme!r:.120}, expected an object or null"
 
 
 def _block_size(size: object, forms: Collection[Atom]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from quant.plain import Plain
 from quant.policy import Assignment, Policy, Weight, assign
 from quant.registry import get_schemes
 from quant.scheme import Scheme
+from qwen35_convert.containers.safetensors.cache_scales import cache_notes, plan_cache_scales
 from qwen35_convert.containers.safetensors.config import artifact_config
 from qwen35_convert.containers.safetensors.side_files import files_beside
 from qwen35_convert.errors import RecipeError
@@ -36,7 +37,7 @@ from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import image_notes, side_notes
-from qwen35_convert.recipe import NEAREST, Recipe
+from qwen35_convert.recipe import NEAREST, NO_CACHE, Recipe
 
 
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
@@ -47,7 +48,8 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     atoms, dropped = select(source, recipe, gone)
     chosen = _choose_schemes(atoms, recipe)
     used = sorted({c.scheme for c in chosen} - {KEEP})
-    schemes = get_schemes(used, recipe.quantize.choices)
+    cached = recipe.quantize.kv_cache != NO_CACHE
+    schemes = get_schemes(used, recipe.quantize.choices, alone=not cached)
     fused = _fuses_experts(source, recipe, atoms, chosen)
     namer = _Namer(WITHOUT_HEAD[namespace] if layout.headless else namespace, fused=fused)
     usual = model_dtype(source) if widened else None
@@ -61,6 +63,9 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     check_calibrated(recipe, written)
     for (name, ways), count in namer.stacked.items():
         check_whole(name, count, ways * source.config.sizes["E"])
+    scales = plan_cache_scales(recipe, source, namer.written)
+    for weight, info in scales:
+        namer.units[weight].append(info)
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
     said = (
         *_plan_notes(source, recipe, chosen, fused=fused),
@@ -72,6 +77,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
         tied=None if layout.headless else layout.tied,
         mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
         rows=namer.written,
+        fp8_cache=cached,
     )
     return Plan(
         container=CONTAINER,
@@ -87,6 +93,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
             *(image_notes(source) if namespace == HUB else ()),
             *said,
             *calibration_notes(recipe, written),
+            *cache_notes(scales, recipe, mtp=recipe.mtp == "keep" and layout.form.mtp_layers > 0),
         ),
         files=files_beside(source, config, shards),
         described=config,

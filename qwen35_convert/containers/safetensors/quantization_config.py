@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from formats.family.cache_scales import FIELD, SCHEME
 from formats.family.layout import Atom
 from formats.family.roles import EXPERT
 from formats.stored import KEEP
@@ -33,8 +34,13 @@ MIXED = "mixed-precision"
 GROUP_NAMES = {"fp8-block": "FP8_BLOCK", "fp8-channel": "FP8_DYNAMIC"}
 
 
-def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, Any]:
-    """Return the block for what is written: (atom, scheme, stored name of its weight)."""
+def quantization_config(
+    written: Sequence[Written], *, tied: bool, fp8_cache: bool = False
+) -> dict[str, Any]:
+    """Return the block for what is written: (atom, scheme, stored name of its weight).
+
+    fp8_cache  whether scales of keys and values are written, which compressed-tensors alone names
+    """
     used = {scheme.name: scheme for _, scheme, _ in written if scheme.name != KEEP}
     schemes = [used[name] for name in sorted(used)]
     kept = unquantised_modules(written, tied=tied)
@@ -44,7 +50,7 @@ def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, 
     own = schemes[0].config_block(kept) if len(schemes) == 1 else None
     if own is not None and own["quant_method"] == GPTQ:
         return with_rules(own, kept, [module_of(name) for _, s, name in written if s.name != KEEP])
-    if own is not None:
+    if own is not None and not fp8_cache:
         return own
     groups = dict(_group(written, one, alone=len(schemes) == 1) for one in schemes)
     formats = {entry.get("format", FLOAT) for entry in groups.values() if entry}
@@ -57,7 +63,7 @@ def quantization_config(written: Sequence[Written], *, tied: bool) -> dict[str, 
         "version": COMPRESSED_TENSORS_VERSION,
         "config_groups": groups,
         "ignore": kept,
-        "kv_cache_scheme": None,
+        FIELD: dict(SCHEME) if fp8_cache else None,
         "global_compression_ratio": None,
     }
 

@@ -80,6 +80,16 @@ GROUP_FIELDS: dict[str, Row] = {
 }
 # Of weights or inputs: how their scales were looked for; nothing is asymmetric.
 ARGS_RECORDS = frozenset({"observer", "observer_kwargs", "zp_dtype"})
+# Of a cache. SGLang ignores scales of heads.
+_STATIC = "but engines take one static scale for all keys of a layer"
+CACHE_FIELDS: dict[str, Row] = {
+    "num_bits": ((8,), "but engines cache keys and values in FP8, expected 8"),
+    "type": (("float",), "but engines cache keys and values in FP8, expected 'float'"),
+    "strategy": ((None, "tensor", "attn_head"), f"{_STATIC}, expected 'tensor'"),
+    "symmetric": ((None, True), "but engines cache without zero points, expected true"),
+    "dynamic": ((None, False), f"{_STATIC}, expected false"),
+    "scale_dtype": ((None, "torch.bfloat16", "torch.float16", "torch.float32"), _STATIC),
+}
 # What an absent field means.
 ARGS_DEFAULTS: dict[str, Any] = {
     "symmetric": True,

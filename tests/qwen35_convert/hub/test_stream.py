@@ -138,6 +138,18 @@ def test_predictions_are_compared_with_a_stream_s(hub, nano, tmp_path):
     assert done.report.logits["kl_mean"] > 0
 
 
+def test_scales_of_a_cache_are_those_of_a_copy(hub, nano, tmp_path):
+    hub.repo("maker/nano").commit(content(nano))
+    (tmp_path / "text").write_text("In the beginning was the Word. " * 100)
+    asked = ("quantize.kv_cache=fp8", f"quantize.calibrate.text={tmp_path / 'text'}")
+    recipe = read_recipe("fp8-block", asked)
+    for name, by_ranges in (("streamed", True), ("copied", False)):
+        options = api.RunOptions(stream=by_ranges)
+        done = api.convert("maker/nano", tmp_path / name, recipe, options=options)
+        assert done.report.passed, done.report.failures
+    assert content(tmp_path / "streamed") == content(tmp_path / "copied")
+
+
 def test_every_byte_is_asked_for_once_to_convert_and_once_to_verify(publish, hub, tmp_path):
     files = publish()
     size = sum(len(data) for name, data in files.items() if name.endswith(".safetensors"))

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_convert.inspection.serving import (
+    CACHE,
+    WEIGHTS,
     attention_block_size,
     max_tensor_parallel,
     serving,
@@ -155,8 +157,18 @@ def test_the_command_lines_agree_with_the_block_size():
     assert json.loads(option["--kv-transfer-config"])["kv_connector"] == "LMCacheMPConnector"
 
 
+def test_an_fp8_cache_is_in_the_commands_and_takes_half_the_bytes():
+    plain, cached = figures("27B"), figures("27B", fp8=[CACHE])
+    assert cached.kv_bytes_per_token * 2 == plain.kv_bytes_per_token
+    vllm, lmcache = shlex.split(cached.vllm), shlex.split(cached.lmcache)
+    option = dict(pairwise(vllm)) | dict(pairwise(lmcache))
+    assert option["--kv-cache-dtype"] == "fp8"
+    assert option["--chunk-size"] == "1568"
+    assert "--kv-cache-dtype" not in plain.vllm
+
+
 def test_what_inspect_prints_is_json_with_the_promised_keys():
-    found = json.loads(json.dumps(figures("35B", block_fp8=True).as_dict()))
+    found = json.loads(json.dumps(figures("35B", fp8=[WEIGHTS]).as_dict()))
     assert found["attention_block_size"] == {"bf16": 1056, "fp8": 2096}
     assert found["attention_block_size_flashinfer_gdn"] == {"bf16": 1088, "fp8": 2112}
     assert found["max_tensor_parallel"] == found["max_tensor_parallel_fp8_block"] == 4
