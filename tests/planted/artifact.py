@@ -45,8 +45,9 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "int4-g32": ("int4-g32", ()),
     "int8": ("int8", ()),
     "nvfp4-mixed": ("nvfp4-mixed", ()),
+    "fp8-block-kv8": ("fp8-block-kv8", ("quantize.calibrate.tokens=1024",)),
 }
-HUB = ("fp8-block-hub", "nvfp4a16", "mxfp4a16", "int4-g32", "int8", "nvfp4-mixed")
+HUB = ("fp8-block-hub", "fp8-block-kv8", "nvfp4a16", "mxfp4a16", "int4-g32", "int8", "nvfp4-mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ FEW_BITS = tuple(
         "moe nvfp4-mixed",
     )
 )
+
+
+# Of these only faults of their cache.
+CACHED = (Base("wide", "fp8-block-kv8"), Base("moe", "fp8-block-kv8"))
 
 
 @dataclass(slots=True)
@@ -256,4 +261,4 @@ def _entry(base: Base, folder: Path) -> Path:
 @cache
 def find_base(name: str) -> Base:
     """Return a base by its id."""
-    return next(base for base in (*BASES, *FEW_BITS) if base.id == name)
+    return next(base for base in (*BASES, *FEW_BITS, *CACHED) if base.id == name)

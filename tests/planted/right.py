@@ -21,7 +21,7 @@ from tests.planted import (
     right_sides,
     right_tensors,
 )
-from tests.planted.artifact import BASES, FEW_BITS, Artifact, Base, Workshop, find_base
+from tests.planted.artifact import BASES, CACHED, FEW_BITS, Artifact, Base, Workshop, find_base
 
 Made = tuple[Path, Path]
 """An artifact, and the source that it is verified against."""
@@ -48,7 +48,7 @@ def artifacts() -> list[Right]:
 
 def _ours() -> Iterator[Right]:
     """Yield every base, with its receipt and without."""
-    for base in (*BASES, *FEW_BITS):
+    for base in (*BASES, *FEW_BITS, *CACHED):
         yield Right("ours", base.id, partial(_base, base=base, receipt=True))
         yield Right("ours", f"{base.id} without receipt", partial(_base, base=base, receipt=False))
 

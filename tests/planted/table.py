@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tests.planted import (
     block_faults,
+    cache_faults,
     code_faults,
     config_faults,
     count_faults,
@@ -27,7 +28,7 @@ from tests.planted import (
     value_faults,
     vision_faults,
 )
-from tests.planted.artifact import BASES, FEW_BITS
+from tests.planted.artifact import BASES, CACHED, FEW_BITS, Base
 from tests.planted.fault import Case, Fault
 
 TABLES = (
@@ -56,16 +57,23 @@ TABLES = (
 
 def faults() -> list[Fault]:
     """Return every fault."""
-    return [*_of_all(), *fourbit_faults.cases()]
+    return [fault for every, _ in _placed() for fault in every]
 
 
 def _of_all() -> list[Fault]:
     return [fault for table in TABLES for fault in table.cases()]
 
 
+def _placed() -> Iterator[tuple[list[Fault], tuple[Base, ...]]]:
+    """Yield faults with the bases that they may be planted into."""
+    yield _of_all(), BASES
+    yield [*fourbit_faults.cases()], FEW_BITS
+    yield [*cache_faults.cases()], CACHED
+
+
 def cases() -> Iterator[Case]:
     """Yield every fault in every base that it applies to, with every kind of receipt."""
-    for every, bases in ((_of_all(), BASES), (fourbit_faults.cases(), FEW_BITS)):
+    for every, bases in _placed():
         for fault in every:
             for base in filter(fault.where, bases):
                 for receipt in fault.receipts:
