@@ -14,6 +14,9 @@ JSON line for each artifact is appended to benchmarks/results/engines.jsonl:
     greedy_equal, prompts    prompts after which both generate the same 32 tokens
     greedy_common            tokens that are the same from the start on, by prompt; ours in bfloat16
     kernels                  what vLLM says it has chosen
+    kv_cache                 fp8, where the artifact asks for it: vLLM is told so, ours rounds alike
+    scales_loaded            vLLM's attentions have the artifact's scales of keys and values; false:
+                             it runs them at others, of which `scales` are the first
     load_s                   until vLLM can answer, its kernels compiled; others load beside it
 
 The exit code is 1 if an artifact does not load, or does not pass. Logs stay in FOLDER.
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -34,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convert import commit
-from benchmarks.engines_ours import NEW_TOKENS, ask_ours, token_rows
+from benchmarks.engines_ours import NEW_TOKENS, ask_ours, cache_of, token_rows
 
 RESULTS = Path(__file__).parent / "results" / "engines.jsonl"
 ROOT = Path(__file__).parent.parent
@@ -48,6 +52,7 @@ RECIPES = (
     "int4-g32",
     "nvfp4-mixed",
     "int4-mixed",
+    "fp8-block-kv8",
 )
 TOLERANCE = 0.005
 LONGEST_S = 420
@@ -87,7 +92,8 @@ def ask_vllm(job: Job, spec: dict[str, Any]) -> dict[str, Any]:
     asked, answer, log = (job.file(what) for what in ("job.json", "result.json", "log"))
     answer.unlink(missing_ok=True)
     try:
-        asked.write_text(json.dumps(spec | {"folder": str(convert(job))}))
+        folder = convert(job)
+        asked.write_text(json.dumps(spec | {"folder": str(folder), "cache": cache_of(folder)}))
         _run(["-m", "benchmarks.engines_vllm", str(asked), str(answer)], log)
     except subprocess.SubprocessError:
         said = (job.file("convert.log") if not log.exists() else log).read_text(errors="replace")
@@ -124,9 +130,11 @@ def last_error(log: str) -> str:
 
 def line_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an artifact; `passed` is false if it does not load."""
-    line = {key: value for key, value in (ours | theirs).items() if not key.startswith("tokens")}
+    apart = ("tokens", "tokens_ours", "scales", "scales_ours")
+    line = {key: value for key, value in (ours | theirs).items() if key not in apart}
     if not theirs["loads"]:
         return line | {"passed": False}
+    line |= scales_of(theirs.get("scales", {}), ours.get("scales_ours", {}))
     ratio = theirs["ppl"] / ours["ppl_ours"]
     common = [_common(*pair) for pair in zip(theirs["tokens"], ours["tokens_ours"], strict=True)]
     return line | {
@@ -136,6 +144,19 @@ def line_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         "prompts": len(common),
         "greedy_common": common,
     }
+
+
+def scales_of(theirs: dict[str, list[float]], ours: dict[str, list[float]]) -> dict[str, Any]:
+    """Return whether vLLM has the scales of keys and values by attention; {} if there are none."""
+    if not ours:
+        return {}
+    loaded = theirs.keys() == ours.keys() and all(
+        math.isclose(a, b, rel_tol=1e-6)
+        for attention, pair in ours.items()
+        for a, b in zip(pair, theirs[attention], strict=True)
+    )
+    others = {} if loaded else {"scales": dict(list(theirs.items())[:1])}
+    return {"kv_cache": "fp8", "scales_loaded": loaded} | others
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

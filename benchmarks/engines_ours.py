@@ -42,6 +42,27 @@ def ask_ours(source: Path, artifact: Path, spec: dict[str, Any], device: str) ->
         "ppl_source": report.ppl_source,
         "kl_ours": report.kl_mean,
         "tokens_ours": list(_continued(opened, spec, device)),
+        "scales_ours": cache_scales_of(opened),
+    }
+
+
+def cache_of(artifact: Path) -> str:
+    """Return the type of the cache that an artifact asks engines for, as vLLM calls it."""
+    from formats.family.cache_scales import has_fp8_cache
+    from qwen35_convert.source import open_source
+
+    return "fp8" if has_fp8_cache(open_source(artifact)[0].config) else "auto"
+
+
+def cache_scales_of(checkpoint: Checkpoint) -> dict[str, list[float]]:
+    """Return the scales of keys and of values by attention, as `layers.3.self_attn`."""
+    from formats.family.cache_scales import SCALED, cache_scales
+    from formats.read_scale import read_scale
+
+    found = cache_scales(checkpoint.layout.activation_scales)
+    return {
+        attention: [float(read_scale(checkpoint, stored[what])) for what in SCALED]
+        for attention, stored in found.items()
     }
 
 

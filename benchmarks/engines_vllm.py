@@ -1,7 +1,8 @@
 """vLLM's own process for `benchmarks.engines`: run as a module with the arguments JOB and RESULT.
 
-JOB is JSON: folder, rows of token ids, prompts of token ids, tokens to generate. RESULT becomes
-JSON: the perplexity of the rows, the tokens that follow each prompt, versions, seconds to load.
+JOB is JSON: folder, type of the cache, rows of token ids, prompts of token ids, tokens to generate.
+RESULT becomes JSON: the perplexity of the rows, the tokens that follow each prompt, the scales of
+an FP8 cache as they were loaded, versions, seconds to load.
 What vLLM says of itself goes to stderr.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 import time
 from importlib import metadata
@@ -25,6 +27,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 CACHE_BYTES = 2 * 10**9
+ATTENTION = re.compile(r"(?<!mtp\.)layers\.\d+\.self_attn")
 FREE_MEMORY = 0.02  # what vLLM demands at the start, of all: others run on the same card
 
 
@@ -46,6 +49,7 @@ def main(job: Path, result: Path) -> None:
     found = {
         "ppl": perplexity(spec["rows"], [one.prompt_logprobs for one in scores]),
         "tokens": [list(one.outputs[0].token_ids) for one in texts],
+        "scales": _scales(engine) if spec["cache"] != "auto" else {},
         "load_s": round(loaded, 1),
         "versions": {name: metadata.version(name) for name in ("vllm", "torch", "triton")},
     }
@@ -59,6 +63,7 @@ def _engine(spec: dict[str, Any]) -> Any:
     return LLM(
         model=spec["folder"],
         dtype="bfloat16",
+        kv_cache_dtype=spec["cache"],
         enforce_eager=True,
         skip_tokenizer_init=True,
         max_model_len=longest,
@@ -70,6 +75,21 @@ def _engine(spec: dict[str, Any]) -> Any:
         limit_mm_per_prompt={"image": 0, "video": 0},
         additional_config={"gdn_prefill_backend": "triton"},
     )
+
+
+def _scales(engine: Any) -> dict[str, list[float]]:
+    """Return the scales of keys and of values that the engine's attentions have."""
+    found: dict[str, list[float]] = engine.apply_model(cache_scales)[0]
+    return found
+
+
+def cache_scales(model: Any) -> dict[str, list[float]]:
+    """Return them from vLLM's model, by attention, as `layers.3.self_attn`."""
+    return {
+        attention.group(0): [float(module._k_scale), float(module._v_scale)]
+        for name, module in model.named_modules()
+        if (attention := ATTENTION.search(name)) and hasattr(module, "_k_scale")
+    }
 
 
 def _prompts(rows: list[list[int]]) -> list[dict[str, list[int]]]:
