@@ -1,26 +1,89 @@
-"""GPTQ in plain torch, for weights on a GPU: `walk` in blocks, products in float32 without TF32.
+"""The scale search and GPTQ for many matrices at once, where their tensors are: on a GPU.
+
+Matrices of one shape, such as a layer's experts, stand one below the other; each has a factor of
+its own. What `calibrate` does row by row is done here for a block of columns of all rows: columns
+within a block by two functions (see `Blocks`), all other columns by products in float32.
 
 Units can differ from the CPU's where a number falls on the other side of a tie: products and their
-sums are rounded in another order. Rows are not walked in ranges here.
+sums are rounded in another order. The same matrices together get the same bytes.
 
-Shape letters: N rows, K columns, G groups of a row, b columns of a block.
+Shape letters: E matrices, N rows of each, K columns, G groups of g columns, B = E N G groups.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quant.fourbit.rows import BLOCK
+from quant.fourbit.calibrate import PASSES, Grid
+from quant.fourbit.parts import GLOBAL, SCALE
+from quant.fourbit.rows import Rows
+from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
-    from quant.fourbit.rows import Rows
+    from quant.scheme import Prepared, Scheme
+
+
+class Blocks(NamedTuple):
+    """What walks the columns of a block: `runtime.kernels.gptq.walk`, and `settle` there."""
+
+    walk: Callable[[Rows, Tensor, Tensor, int, Tensor], None]
+    settle: Callable[[Rows, Tensor, Tensor, Tensor, int, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Factors of several matrices of one shape, on one device.
+
+    upper, hessian   [E, K, K] float32
+    order, diagonal  [E, K]
+    added            [E] float32
+    """
+
+    upper: Tensor
+    order: Tensor
+    diagonal: Tensor
+    hessian: Tensor
+    added: Tensor
+    blocks: Blocks
+
+    @staticmethod
+    def of(factors: Sequence[Factor], blocks: Blocks) -> Factors:
+        """Return factors together; they are copied."""
+        known = ((x.upper, x.order, x.diagonal, x.hessian) for x in factors)
+        upper, order, diagonal, hessian = (torch.stack(each) for each in zip(*known, strict=True))
+        added = torch.tensor([x.added for x in factors], device=upper.device)
+        return Factors(upper, order, diagonal, hessian, added, blocks)
+
+
+def encode_together(
+    scheme: Scheme, w_ENK: Tensor, prepared: Sequence[Prepared], factors: Factors
+) -> Iterator[dict[str, Tensor]]:
+    """Yield the parts of each matrix, in the memory of the CPU.
+
+    prepared  what `scheme.prepare` found out of each
+
+    QuantError if a weight holds a NaN or an infinity.
+    """
+    matrices, *shape = w_ENK.shape
+    stored = {part.key: part for part in scheme.parts("", tuple(shape))}
+    groups = prod(stored[SCALE].info.shape)
+    whole = None
+    if prepared[0] is not None:
+        each = torch.cat([one.reshape(1) for one in prepared])
+        whole = each.to(w_ENK.device).repeat_interleave(groups)
+    parts = scheme.encode(w_ENK.flatten(0, 1), whole, factor=factors)
+    found = {key: data.cpu().chunk(matrices) for key, data in parts.items() if key != GLOBAL}
+    for e in range(matrices):
+        own = {key: each[e] for key, each in found.items()}
+        yield own if whole is None else own | {GLOBAL: prepared[e]}
 
 
 def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:
@@ -33,67 +96,91 @@ def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:
     return ((size / gap).round() * gap).copysign(y)
 
 
-def feed_back(rows: Rows, factor: Factor) -> None:
+def weights_of(importance_EK: Tensor) -> Tensor:
+    """Return what an error in each column weighs, float32 [E, K], as `calibrate.weights_of`."""
+    values = importance_EK.float()
+    some = values >= NOTHING
+    mean = torch.where(some, values, 0).double().sum(1) / some.sum(1)
+    least = (mean * FLOOR).float().clamp(min=NOTHING)[:, None]
+    return torch.where(some.any(1)[:, None], torch.where(some, values, least), 1.0)
+
+
+def sweep(w_NK: Tensor, weights_EK: Tensor, candidates: Iterable[Grid], bits: int) -> Grid:
+    """Return of each group the candidate with the least weighted error, the first if several.
+
+    w_NK  rows of all matrices
+    """
+    best: Grid | None = None
+    least, w = torch.empty(0), w_NK.float()
+    for grid in candidates:
+        error = _weigh_errors(w, weights_EK, grid, bits)
+        if best is None:
+            best, least = grid, error
+            continue
+        better = error < least
+        best = Grid(*(_chosen(better, *pair) for pair in zip(grid, best, strict=True)))
+        least = error.minimum(least)
+    assert best is not None, "a sweep needs candidates"
+    return best
+
+
+def _weigh_errors(w_NK: Tensor, weights_EK: Tensor, grid: Grid, bits: int) -> Tensor:
+    """Return the weighted sum of squared errors of the nearest codes, float32 [B]."""
+    matrices, columns = weights_EK.shape
+    group = w_NK.numel() // len(grid.step)
+    w_ENGg = w_NK.view(matrices, -1, columns // group, group)
+    step, zero = (x.view(w_ENGg.shape[:3])[..., None] for x in (grid.step, grid.zero))
+    missed = nearest(w_ENGg / step, zero, bits).mul_(step).sub_(w_ENGg)
+    weight = weights_EK.view(matrices, 1, columns // group, group)
+    return missed.square_().mul_(weight).sum(-1).view(-1)
+
+
+def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return `torch.where`, which a GPU does not have for every type of a byte."""
+    if new.dtype.itemsize > 1:
+        return torch.where(better, new, old)
+    return torch.where(better, new.view(torch.uint8), old.view(torch.uint8)).view(new.dtype)
+
+
+def choose_units(
+    w_NK: Tensor, grid: Grid, factors: Factors, bits: int, *, passes: int = PASSES
+) -> tuple[Tensor, Tensor]:
+    """Return units, float32 [E N, K], and the steps that they belong to, [B].
+
+    w_NK    rows of all matrices
+    passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
+    """
+    matrices, columns = factors.order.shape
+    w = w_NK.float().reshape(matrices, -1, columns)
+    d, zero = (x.clone().view(*w.shape[:2], -1) for x in (grid.step, grid.zero))
+    rows = Rows(w, d, zero, torch.empty_like(w), bits)
+    feed_back(rows, factors)
+    for _ in range(passes):
+        settle(rows, factors)
+    return rows.units.view(w_NK.shape), rows.d.view(-1)
+
+
+def feed_back(rows: Rows, factors: Factors) -> None:
     """Fill in the units that GPTQ chooses."""
-    order, upper = factor.order, factor.upper
-    columns, groups = order.tolist(), (order // rows.group).tolist()
-    # columns one after another in memory: each is read and written whole
-    w, d, zero = (x.T.contiguous() for x in (rows.w[:, order], rows.d, rows.zero))
-    for first, stop in _blocks(w):
-        missed, block = w[first:stop], upper[first:stop, first:stop]
-        for i in range(stop - first):
-            j, g = columns[first + i], groups[first + i]
-            unit = nearest(missed[i] / d[g], zero[g], rows.bits)
-            missed[i] = (missed[i] - unit * d[g]) / block[i, i]
-            rows.units[:, j] = unit
-            missed[i + 1 :].addr_(block[i, i + 1 :], missed[i], alpha=-1)
-        w[stop:].addmm_(upper[first:stop, stop:].T, missed, alpha=-1)
+    order, upper = factors.order, factors.upper
+    group_EK = (order // rows.group).int()
+    w = rows.w.gather(2, order[:, None].expand(rows.w.shape))
+    ordered = replace(rows, w=w, units=torch.empty_like(w))
+    for first, missed in rows.blocks():
+        stop = first + missed.shape[-1]
+        factors.blocks.walk(ordered, upper, group_EK, first, missed)
+        w[..., stop:].baddbmm_(missed, upper[:, first:stop, stop:], alpha=-1)
+    back = order.argsort(1)[:, None].expand(w.shape)
+    torch.gather(ordered.units, 2, back, out=rows.units)
 
 
-def settle(rows: Rows, factor: Factor) -> None:
+def settle(rows: Rows, factors: Factors) -> None:
     """Choose each unit again, and steps of whole numbers in groups of up to a block."""
-    group, hessian = rows.group, factor.hessian
-    q = rows.units * rows.d.repeat_interleave(group, 1)
-    slope = ((rows.w - q) @ hessian + factor.added * (rows.w - q)).T.contiguous()
-    d, zero, units = (x.T.contiguous() for x in (rows.d, rows.zero, rows.units))
-    bend = hessian.diagonal() + factor.added
-    bend = torch.where(bend > 0, bend, torch.inf)  # a column of nothing stays
-    for first, stop in _blocks(slope):
-        row, block = slope[first:stop].clone(), hessian[first:stop, first:stop].clone()
-        block.diagonal().add_(factor.added)
-        moved = torch.zeros_like(row)
-        for i in range(stop - first):
-            j, g = first + i, (first + i) // group
-            if rows.bits and group <= BLOCK and j % group == 0:
-                change = _better_step(units[j : j + group], row[i : i + group], d[g], block, i)
-                _scale(moved[i : i + group], row, change * units[j : j + group], block, i)
-                d[g] += change
-            wanted = units[j] + row[i] / (bend[j] * d[g])
-            unit = nearest(wanted, zero[g], rows.bits)
-            _scale(moved[i : i + 1], row, ((unit - units[j]) * d[g])[None], block, i)
-            units[j] = unit
-        slope.addmm_(hessian[first:stop].T, moved, alpha=-1)
-        slope[first:stop] -= factor.added * moved
-    rows.units.copy_(units.T)
-    rows.d.copy_(d.T)
-
-
-def _scale(moved: Tensor, row: Tensor, change: Tensor, block: Tensor, i: int) -> None:
-    """Change q of columns from the i-th of a block on, and the slope of the block with it."""
-    moved += change
-    row.addmm_(block[i : i + len(change)].T, change, alpha=-1)
-
-
-def _better_step(units: Tensor, row: Tensor, step: Tensor, block: Tensor, i: int) -> Tensor:
-    """Return how far the bfloat16 step with the least error under these units is from this one."""
-    push = block[i : i + len(units), i : i + len(units)] @ units
-    along, bend = (units * row).sum(0), (units * push).sum(0)
-    new = (step + along / bend).bfloat16().float()
-    change = new - step
-    better = (bend > 0) & (new * step > 0) & (change * (change * bend - 2 * along) < 0)
-    return torch.where(better, change, 0.0)
-
-
-def _blocks(x_KN: Tensor) -> Iterator[tuple[int, int]]:
-    for first in range(0, len(x_KN), BLOCK):
-        yield first, min(first + BLOCK, len(x_KN))
+    hessian, added = factors.hessian, factors.added
+    missed = rows.w - rows.units * rows.d.repeat_interleave(rows.group, 2)
+    slope = (missed * added[:, None, None]).baddbmm_(missed, hessian)
+    for first, moved in rows.blocks():
+        stop = first + moved.shape[-1]
+        factors.blocks.settle(rows, slope, hessian, added, first, moved)
+        slope.baddbmm_(moved, hessian[:, first:stop], alpha=-1)
+        slope[..., first:stop] -= moved * added[:, None, None]

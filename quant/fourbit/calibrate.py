@@ -101,8 +101,6 @@ def choose_units(
 
     passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
     """
-    if w_NK.is_cuda:
-        return _choose_there(w_NK, grid, factor, bits, passes)
     factor, shape = factor.on_cpu(), (len(w_NK), -1)
     units = torch.empty(w_NK.shape)
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
@@ -113,21 +111,6 @@ def choose_units(
         for _ in range(passes):
             settle(rows, factor)
     return units, step.view(-1)
-
-
-def _choose_there(
-    w_NK: Tensor, grid: Grid, factor: Factor, bits: int, passes: int
-) -> tuple[Tensor, Tensor]:
-    """Return what `choose_units` does, computed on the weight's own device."""
-    from quant.fourbit import batched
-
-    shape, where = (len(w_NK), -1), w_NK.device
-    d, zero = (x.clone().view(shape).to(where) for x in (grid.step, grid.zero))
-    rows = Rows(w_NK.float(), d, zero, torch.empty(w_NK.shape, device=where), bits)
-    batched.feed_back(rows, factor)
-    for _ in range(passes):
-        batched.settle(rows, factor)
-    return rows.units.cpu(), rows.d.cpu().reshape(-1)
 
 
 def feed_back(rows: Rows, factor: Factor) -> None:

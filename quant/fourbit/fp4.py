@@ -88,21 +88,23 @@ class Fp4(Usual):
         """Return the nearest codes under the scales of the largest weights, or calibrated ones."""
         import torch
 
-        from quant.fourbit import calibrate, cpu
+        from quant.fourbit.calibrate import Grid
+        from quant.fourbit.place import place_of
 
-        low, high = cpu.extremes(w_NK, self.group)
+        place, chooser = place_of(factor)
+        low, high = place.extremes(w_NK, self.group)
         scale, step = self.scales(low.neg().maximum(high), prepared)
         weights = importance if factor is None else factor.diagonal
-        w_Bg = cpu.grouped(w_NK, self.group)
+        w_Bg = place.grouped(w_NK, self.group)
         if weights is not None:
-            known = calibrate.weights_of(weights)
+            known = chooser.weights_of(weights)
             candidates = self.candidates(scale, prepared)
-            step, zero, scale = calibrate.sweep(w_NK, known, candidates, 0)
+            step, zero, scale = chooser.sweep(w_NK, known, candidates, 0)
             if factor is not None:
-                grid = calibrate.Grid(step, zero, scale)
-                units, _ = calibrate.choose_units(w_NK, grid, factor, 0)
-                w_Bg, step = cpu.grouped(units, self.group), torch.ones_like(step)
-        packed = cpu.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
+                grid = Grid(step, zero, scale)
+                units, _ = chooser.choose_units(w_NK, grid, factor, 0)
+                w_Bg, step = place.grouped(units, self.group), torch.ones_like(step)
+        packed = place.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
         return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}
 
     def scales(self, amax_B: Tensor, prepared: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -79,23 +79,25 @@ class Steps(Usual):
         """Return the nearest codes under the steps of the largest weights, or calibrated ones."""
         import torch
 
-        from quant.fourbit import calibrate, cpu
+        from quant.fourbit.place import place_of
 
+        place, chooser = place_of(factor)
         size = self.size(w_NK.shape[1])
-        low, high = cpu.extremes(w_NK, size)
+        low, high = place.extremes(w_NK, size)
         step, zero = self.steps(low, high)
         weights = importance if factor is None else factor.diagonal
-        w_Bg, used = cpu.grouped(w_NK, size), step
+        w_Bg, used = place.grouped(w_NK, size), step
         if weights is not None:
-            known = calibrate.weights_of(weights)
-            grid = calibrate.sweep(w_NK, known, self.candidates(low, high), self.bits)
+            known = chooser.weights_of(weights)
+            grid = chooser.sweep(w_NK, known, self.candidates(low, high), self.bits)
             step, zero, _ = grid
             used = step
             if factor is not None:
-                units, step = calibrate.choose_units(w_NK, grid, factor, self.bits)
-                w_Bg, used = cpu.grouped(units, size), torch.ones_like(step)
-        codes = cpu.encode_int(w_Bg, used, zero, self.bits).view(w_NK.shape)
-        return self.stored(codes, step.view(len(w_NK), -1), zero.view(len(w_NK), -1))
+                units, step = chooser.choose_units(w_NK, grid, factor, self.bits)
+                w_Bg, used = place.grouped(units, size), torch.ones_like(step)
+        codes = place.encode_int(w_Bg, used, zero, self.bits).view(w_NK.shape)
+        step_NG, zero_NG = (x.view(len(w_NK), -1).cpu() for x in (step, zero))
+        return self.stored(codes, step_NG, zero_NG)
 
     def candidates(self, low_B: Tensor, high_B: Tensor) -> Iterator[Grid]:
         """Yield steps and zero points for parts of this range, all of it first."""

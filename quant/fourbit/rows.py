@@ -18,7 +18,7 @@ BLOCK = 128
 
 @dataclass(slots=True)
 class Rows:
-    """Some rows on their way to units, all on one device.
+    """Some rows on their way to units, all on one device; of several matrices, an axis before N.
 
     w      float32 [N, K]
     d      float32 [N, G], steps
@@ -36,12 +36,21 @@ class Rows:
     @property
     def group(self) -> int:
         """The columns of a group."""
-        return self.w.shape[1] // self.d.shape[1]
+        return self.w.shape[-1] // self.d.shape[-1]
+
+    @property
+    def end(self) -> int:
+        """2^(bits-1) of whole numbers, 0 of E2M1."""
+        return 1 << (self.bits - 1) if self.bits else 0
+
+    @property
+    def refit(self) -> bool:
+        """Whether steps are chosen again with the units: whole numbers in groups up to a block."""
+        return self.bits > 0 and self.group <= BLOCK
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first column of each block, and memory for what its columns move, [N, b]."""
-        import torch
-
-        columns = self.w.shape[1]
+        columns = self.w.shape[-1]
         for first in range(0, columns, BLOCK):
-            yield first, torch.empty(len(self.w), min(BLOCK, columns - first))
+            shape = *self.w.shape[:-1], min(BLOCK, columns - first)
+            yield first, self.w.new_empty(shape)

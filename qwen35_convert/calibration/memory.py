@@ -5,6 +5,11 @@
 The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
 one by one, so a layer counts without them, but for those at work. Where a text gives scales alone,
 there are neither sums nor rows.
+
+On a GPU whole matrices are encoded, of experts as many together as take this much, whatever there
+is: the same matrices together, the same bytes.
+
+    matrices at once * (two copies of sums and factor + 40 bytes of each weight) <= BATCH_BYTES
 """
 
 from __future__ import annotations
@@ -22,6 +27,19 @@ from qwen35_convert.recipe import NEAREST
 from qwen35_convert.run.memory import resident
 
 STREAMS, SUMS, FACTOR = 4, 4, 40  # streams held; bytes of an element of a matrix of K by K
+BATCH_BYTES = 4 << 30
+# Of sums and factor, twice; of a weight: itself, its units, both in the factor's order, slopes.
+IN_A_BATCH, WEIGHT = 16, 40
+
+
+def matrices_at_once(rows: int, columns: int) -> int:
+    """Return how many experts' matrices of this shape a GPU encodes together."""
+    return max(1, BATCH_BYTES // batch_bytes(rows, columns))
+
+
+def batch_bytes(rows: int, columns: int) -> int:
+    """Return what a matrix of this shape takes while a GPU encodes it."""
+    return IN_A_BATCH * columns**2 + WEIGHT * rows * columns
 
 
 def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int) -> int:
