@@ -64,7 +64,7 @@ class Format:
 
 
 FORMATS = {"safetensors": Format(calibrates=True), "gguf": Format(own_layout=True, mixes=True)}
-NEAREST = "nearest"
+NEAREST, SWEEP, GPTQ = "nearest", "sweep", "gptq"
 NO_CACHE = "none"
 
 

@@ -3,19 +3,26 @@
 A Hessian rests on as many directions as there were tokens, the rest is damping. So with fewer
 tokens than a quarter of its columns a weight gets `sweep`, which needs their mean squares alone;
 with none it gets `nearest`.
+
+On a GPU experts' weights are encoded together, see `together`; what needs no Hessian goes to the
+CPU there too.
 """
 
 from __future__ import annotations
 
-import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from formats.checkpoint import Checkpoint
 from formats.family.roles import EXPERT
+from qwen35_convert.calibration.digest import Digest
+from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
+from qwen35_convert.calibration.together import Parts, Together
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import NEAREST
+from qwen35_convert.recipe import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.items import Preparation, Worker
 from qwen35_convert.run.threads import each
 
@@ -25,11 +32,8 @@ if TYPE_CHECKING:
     from quant.fourbit.hessian import Factor
     from runtime.hessian import Sums
 
-GPTQ, SWEEP = "gptq", "sweep"
 # Tokens that a Hessian needs, as a part of its columns.
 LEAST_TOKENS = 0.25
-# Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
-CHUNK_BYTES = 64 << 20
 Encode = Callable[[int, Worker], object]
 
 
@@ -41,6 +45,7 @@ class Encoder:
     """
 
     plan: Plan
+    source: Checkpoint
     encode: Encode
     workers: int
     device: str
@@ -54,7 +59,10 @@ class Encoder:
         atoms = {index: self.plan.items[index].atom for index in self.items}
         self.numbers = {atom.name: index for index, atom in atoms.items()}
         self.experts = {atom.name for atom in atoms.values() if atom.role == EXPERT}
-        self._seen, self._digest = Seen(self.stage), hashlib.sha256()
+        self._seen, self._digest = Seen(self.stage), Digest()
+        self._together = Together(
+            self.source, self.prepared, self.device, self.workers, self._encode_parts
+        )
 
     def finished(self, sums: Sums) -> None:
         """Encode the weights of an input."""
@@ -63,22 +71,30 @@ class Encoder:
             self._seen.count(sums.count)
         if method != self.plan.recipe.quantize.method:
             self._seen.fallback |= dict.fromkeys(sums.names, Fallback(sums.count, method))
-        self._add(sums.values)
+        self._digest.add(sums.values)
         importance, factor = self._known(sums, method)
-        known, factors = dict.fromkeys(sums.names, importance), dict.fromkeys(sums.names, factor)
+        if factor is not None and encodes_together(self.device):
+            items = [self.plan.items[self.numbers[name]] for name in sums.names]
+            self._together.add(items, factor, last=sums.names[0] not in self.experts)
+            return
 
         def one(name: str) -> None:
-            weights = {n: x for n, x in known.items() if x is not None}
-            shared = weights, self.plan.inputs, self.prepared
-            worker = Worker(self.device, *shared, CHUNK_BYTES, factors[name])
+            known = {} if importance is None else {name: importance}
+            worker = Worker("cpu", known, self.plan.inputs, self.prepared, CHUNK_BYTES, factor)
             self.encode(self.numbers[name], worker)
 
         each(one, sums.names, self.workers)
 
     def close(self) -> Seen:
-        """Return what was seen."""
-        self._seen.sha256 = self._digest.hexdigest()
+        """Encode what waits, and return what was seen."""
+        self._together.close()
+        self._seen.sha256 = self._digest.close()
         return self._seen
+
+    def _encode_parts(self, name: str, parts: Parts) -> None:
+        whole = sys.maxsize
+        worker = Worker("cpu", {}, self.plan.inputs, self.prepared, whole, parts=parts)
+        self.encode(self.numbers[name], worker)
 
     def _method(self, sums: Sums) -> str:
         asked = self.plan.recipe.quantize.method
@@ -95,11 +111,12 @@ class Encoder:
             return None, None
         if method == GPTQ:
             made = factor(sums.values.div_(sums.count))
-            self._add(made.upper)
+            self._digest.add(made.upper)
             return None, made
         squares = sums.values if sums.values.dim() == 1 else sums.values.diagonal()
         return (squares / sums.count).cpu(), None
 
-    def _add(self, values: Tensor) -> None:
-        """Add numbers to the digest."""
-        self._digest.update(values.contiguous().cpu().numpy().data)
+
+def encodes_together(device: str) -> bool:
+    """Return whether a device encodes whole matrices, many at once."""
+    return device != "cpu"

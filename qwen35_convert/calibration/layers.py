@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.calibration.encoder import SWEEP, Encode, Encoder
+from qwen35_convert.calibration.encoder import Encode, Encoder
 from qwen35_convert.calibration.seen import Seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import SWEEP
 from qwen35_convert.run.items import Preparation
 from qwen35_convert.run.threads import one_torch_thread
 
@@ -56,7 +57,8 @@ class Layers:
 
         from runtime.workers import Workers
 
-        with one_torch_thread(), Workers(self.device, self.workers) as workers:
+        threads = self.workers if self.device == "cpu" else 1
+        with one_torch_thread(), Workers(self.device, threads) as workers:
             over = {"device": self.device, "dtype": torch.float32, "workers": workers}
             walked = _Walked(self, over)
             for stage, items in stages(self.plan).items():
@@ -89,8 +91,8 @@ class _Walked:
         in_model = head == "layers"
         for i in range(self.at, int(number) if in_model else len(self.stored.config.layer_types)):
             self.x, self.at = self.stored.layer(i, self.x), i + 1
-        encoder = Encoder(layers.plan, layers.encode, layers.workers, layers.device, self.prepared,
-                          stage, items)  # fmt: skip
+        encoder = Encoder(layers.plan, layers.source, layers.encode, layers.workers, layers.device,
+                          self.prepared, stage, items)  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
         tokens = texts.tokens if in_model else texts.tokens - len(texts.ids)
         self.observer = Hessians(

@@ -18,15 +18,16 @@ from math import prod
 
 from formats.checkpoint import Checkpoint
 from formats.family.roles import EXPERT
-from qwen35_convert.calibration.encoder import CHUNK_BYTES, GPTQ
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import stage_of, stages
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import NEAREST
+from qwen35_convert.recipe import GPTQ, NEAREST
 from qwen35_convert.run.memory import resident
 
 STREAMS, SUMS, FACTOR = 4, 4, 40  # streams held; bytes of an element of a matrix of K by K
+# Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
+CHUNK_BYTES = 64 << 20
 BATCH_BYTES = 4 << 30
 # Of sums and factor, twice; of a weight: itself, its units, both in the factor's order, slopes.
 IN_A_BATCH, WEIGHT = 16, 40

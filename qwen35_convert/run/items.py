@@ -65,6 +65,7 @@ class Worker:
     inputs      the largest, by atom
     prepared    what is known of whole weights, shared by all threads
     factor      of the Hessian of the inputs, where one is known
+    parts       what was encoded before: of the one item that it encodes, and of all its rows
     """
 
     device: str
@@ -73,10 +74,13 @@ class Worker:
     prepared: Preparation
     chunk_bytes: int = CHUNK_BYTES
     factor: Factor | None = None
+    parts: Mapping[str, Tensor] | None = None
     _codes: Tensor | None = None
 
     def encode(self, item: Item, w: Tensor, prepared: object) -> dict[str, Tensor]:
         """Return what a scheme stores of some rows of an atom."""
+        if self.parts is not None:
+            return dict(self.parts)
         importance, scheme = self.importance.get(item.atom.name), item.scheme
         if self.device != "cpu" and scheme.name in KERNELS and importance is None:
             from quant.fp8.reference import check_finite
@@ -303,10 +307,17 @@ def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
 def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
     """Read, encode and write one item."""
     value = open_value(source, item.atom, item.ops)
-    try:
+    with naming(item, source):
         check_logarithms(source, item)
         check_positive(source, value)
         _encode(value, item, sink, worker)
+
+
+@contextmanager
+def naming(item: Item, source: Checkpoint) -> Iterator[None]:
+    """Name the tensor in a QuantError."""
+    try:
+        yield
     except QuantError as failure:
         file = source.position(item.atom.stored)[0]
         why: object = failure
