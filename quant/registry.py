@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from formats.stored import KEEP
 from quant.errors import QuantError
-from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.int4 import INT4
+from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4, NVFP4_INPUTS
 from quant.fourbit.qweight import GPTQ, GPTQ_WRITTEN

@@ -1,51 +1,32 @@
-"""Whole numbers as schemes: four bits in groups of columns, eight bits in rows.
+"""Whole numbers in steps, what int4 and int8 have in common: w ~ (code - zero) * step.
 
-    int4   a step for each group of 128 (or `group`) columns; eight codes to a word of 32 bits
-    int8   a step for each row; engines take the inputs in eight bits too, token by token
+A step belongs to a group of columns of a row, or to the row. Steps are rounded to bfloat16 before
+codes are taken.
 
-    weight_packed  I32 [N, K / 8]   element i of a row at bits 4 (i % 8) of word i // 8, plus 8
-    weight         I8 [N, K]        of int8
-    weight_scale   BF16 [N, G]      weight_zero_point  I32 [N / 8, G]      weight_shape  I64 [2]
-    weight_g_idx   I32 [K]          the group of each column, where they do not follow one another
+Source: compressed-tensors at 0.20, `calculate_qparams`.
 
-Symmetric: w ~ code * step. The step of int4 has a sign: the largest weight becomes -8, the longer
-end, which leaves a tenth less error than making it 7.5. Asymmetric: w ~ (code - zero) * step, the
-zero points packed along rows, plus 8. Steps are rounded to bfloat16 before codes are taken.
-
-Names and layout are those of compressed-tensors (`pack-quantized`, `int-quantized`). Packed codes
-of eight bits, four to a word, are read too, and so are int8's in groups and with zero points.
-Source: compressed-tensors at 0.20, `pack_to_int32`, `calculate_qparams`.
+Shape letters: N rows, K columns, G groups of a row, B groups of all rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from formats.stored import StoredWeight
-from formats.tensor import TensorInfo
-from quant.errors import QuantError
 from quant.fourbit.columns import groups_of, spread
-from quant.fourbit.parts import ORDER, PACKED, SCALE, SHAPE, ZERO, stored_parts
-from quant.fourbit.words import in_a_word, pack_columns, pack_rows, unpack_columns, unpack_rows
-from quant.scheme import Choices, Cost, Part, Shape, Usual
+from quant.fourbit.parts import ORDER, SCALE, ZERO
+from quant.scheme import Cost, Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from formats.stored import Recogniser
     from quant.fourbit.calibrate import Grid
     from quant.fourbit.hessian import Factor
     from quant.measure import Error
     from quant.scheme import Scheme
 
-CODES = "codes"
-# Groups that engines have kernels for: Marlin's, Machete's.
-GROUPS = (32, 64, 128)
-IN_A_WORD = 8
 # Parts of the range of a group among which a step is searched for.
 SHRINKS = tuple(1 - part / 50 for part in range(20))
 SCALE_TYPES = ("BF16", "F16", "F32")
@@ -206,194 +187,10 @@ class Steps(Usual):
         return each_row(cast("Scheme", self), parts, (count, self.codes(parts).shape[1]))
 
 
-@dataclass(frozen=True, slots=True)
-class Int4(Steps):
-    """Four bits in groups, eight codes to a word; of eight bits it is read.
-
-    symmetric   whether there are no zero points
-    scale_type  as files name it
-    ordered     each column says its group
-    """
-
-    symmetric: bool = True
-    scale_type: str = "BF16"
-    row_multiple: int = IN_A_WORD  # zero points of eight rows share a word
-    ordered: bool = False
-
-    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
-        """Return codes, steps, the shape, and zero points and groups if there are any."""
-        *lead, rows, columns = shape
-        grid, many = (*lead, rows, columns // self.size(columns)), in_a_word(self.bits)
-        packed = TensorInfo(name + PACKED, "I32", (*lead, rows, columns // many))
-        parts = [
-            Part(PACKED, packed),
-            Part(SCALE, TensorInfo(name + SCALE, self.scale_type, grid)),
-            Part(SHAPE, TensorInfo(name + SHAPE, "I64", (2,)), constant=(rows, columns), rows=None),
-        ]
-        if not self.symmetric:
-            zero = TensorInfo(name + ZERO, "I32", (*lead, rows // many, grid[-1]))
-            parts.append(Part(ZERO, zero, unpack=partial(unpack_rows, bits=self.bits)))
-        if self.ordered:
-            parts.append(Part(ORDER, TensorInfo(name + ORDER, "I32", (columns,)), rows=None))
-        return tuple(parts)
-
-    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
-        """Yield packed codes with steps for whole groups of columns."""
-        for name, info in infos.items():
-            weight, scale = name.removesuffix(PACKED), infos.get(name.removesuffix(PACKED) + SCALE)
-            if name == weight or info.dtype != "I32" or len(info.shape) != 2 or scale is None:
-                continue
-            rows, words = info.shape
-            shape, groups = (rows, words * in_a_word(self.bits)), scale.shape[-1:]
-            if groups in ((), (0,)) or shape[1] % groups[0] or scale.dtype not in SCALE_TYPES:
-                continue
-            form = replace(
-                self,
-                group=None if groups == (1,) else shape[1] // groups[0],
-                symmetric=weight + ZERO not in infos,
-                scale_type=scale.dtype,
-                ordered=weight + ORDER in infos,
-            )
-            parts = stored_parts(form, weight, shape, infos)
-            if parts:
-                yield StoredWeight(weight, shape, "BF16", form, parts)
-
-    def refuses(self, shape: Shape) -> str | None:
-        """Return why this shape has no whole groups or words, or None."""
-        if len(shape) != 2:
-            return f"{self.name} needs a matrix, its shape is {list(shape)}"
-        if shape[1] % self.size(shape[1]) or shape[1] % IN_A_WORD:
-            return f"{shape[1]} columns are no whole number of groups of {self.size(shape[1])}"
-        if not self.symmetric and shape[0] % IN_A_WORD:
-            return f"zero points of {IN_A_WORD} rows share a word, it has {shape[0]} rows"
-        return None
-
-    def told(self, block: Mapping[str, Any]) -> Recogniser:
-        """Return what also finds words of eight bits, where config.json says so."""
-        from quant.fourbit.packed_words import PackedWords
-
-        return PackedWords(self, replace(self, name="int8a16", bits=8), block)
-
-    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return steps that make the largest weight -8, or 15 of them from the least to it."""
-        import torch
-
-        if not self.symmetric:
-            return _between(low_B, high_B, self.bits)
-        largest = torch.where(high_B > -low_B, high_B, low_B)
-        step = _stored_step(largest / -(1 << (self.bits - 1)))
-        return step, torch.zeros_like(step)
-
-    def stored(self, codes_NK: Tensor, step_NG: Tensor, zero_NG: Tensor) -> dict[str, Tensor]:
-        """Return packed codes, steps, and packed zero points if there are any."""
-        import torch
-
-        parts = {PACKED: pack_columns(codes_NK, self.bits), SCALE: step_NG.to(torch.bfloat16)}
-        return parts if self.symmetric else parts | {ZERO: pack_rows(zero_NG, self.bits)}
-
-    def codes(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the codes of rows, int8 [N, K]."""
-        return unpack_columns(rows[PACKED], self.bits)
-
-    def plain(self, _rows: Mapping[str, Tensor]) -> Steps:
-        """Return it with columns in order."""
-        return Int4(self.name, self.bits, self.group, self.symmetric)
-
-    def config_entry(self, modules: Sequence[str]) -> dict[str, Any] | None:
-        """Return compressed-tensors' group: weights alone."""
-        weights = {"num_bits": self.bits, "type": "int"} | _strategy(self.group)
-        weights |= {"symmetric": self.symmetric, "dynamic": False}
-        weights |= {"actorder": "group"} if self.ordered else {}
-        return _entry(modules, "pack-quantized", weights, None)
-
-    def cost(self, *, moved: bool) -> Cost:
-        """Return what is held: of columns that say their groups, also what they are spread to."""
-        usual = super(Int4, self).cost(moved=moved)
-        spread = 3 * 4 if self.ordered else 0
-        return replace(usual, read=usual.read + spread, compare=usual.compare + spread)
-
-    def with_choices(self, choices: Choices) -> Int4:
-        """Return it with this group and these zero points. QuantError for what no engine runs."""
-        group = choices.group or self.group
-        if group not in GROUPS:
-            known = ", ".join(map(str, GROUPS))
-            raise QuantError(f"group is {group}, expected one that engines run: {known}")
-        symmetric = self.symmetric if choices.symmetric is None else choices.symmetric
-        return replace(self, group=group, symmetric=symmetric)
-
-
-@dataclass(frozen=True, slots=True)
-class Int8(Steps):
-    """Eight bits, a step for each row; in groups, or with zero points, it is read."""
-
-    symmetric: bool = True
-    scale_type: str = "BF16"
-
-    def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
-        """Return codes, steps, and zero points if there are any."""
-        grid = (*shape[:-1], shape[-1] // self.size(shape[-1]))
-        steps = Part(SCALE, TensorInfo(name + SCALE, self.scale_type, grid))
-        parts = Part(CODES, TensorInfo(name, "I8", tuple(shape))), steps
-        return (
-            parts if self.symmetric else (*parts, Part(ZERO, TensorInfo(name + ZERO, "I8", grid)))
-        )
-
-    def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
-        """Yield codes with a step for each row, or for whole groups of columns."""
-        for name, info in infos.items():
-            scale, columns = infos.get(name + SCALE), info.shape[-1:]
-            if info.dtype != "I8" or len(info.shape) != 2 or scale is None:
-                continue
-            groups = scale.shape[-1:]
-            if groups in ((), (0,)) or columns[0] % groups[0] or scale.dtype not in SCALE_TYPES:
-                continue
-            form = replace(
-                self,
-                group=None if groups == (1,) else columns[0] // groups[0],
-                symmetric=name + ZERO not in infos,
-                scale_type=scale.dtype,
-            )
-            parts = stored_parts(form, name, info.shape, infos)
-            if parts:
-                yield StoredWeight(name, info.shape, "BF16", form, parts)
-
-    def refuses(self, shape: Shape) -> str | None:
-        """Return why the kernels cannot take this shape, or None."""
-        if len(shape) != 2:
-            return f"{self.name} needs a matrix, its shape is {list(shape)}"
-        odd = [str(size) for size in shape if size % 16]
-        need = "INT8 kernels need rows and columns divisible by 16"
-        return f"{need}, its shape is {list(shape)}" if odd else None
-
-    def steps(self, low_B: Tensor, high_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return steps that make the largest weight 127.5, or 255 from the least to it."""
-        if not self.symmetric:
-            return _between(low_B, high_B, self.bits)
-        step = _stored_step(high_B.maximum(-low_B) / 127.5)
-        return step, step * 0
-
-    def stored(self, codes_NK: Tensor, step_NG: Tensor, zero_NG: Tensor) -> dict[str, Tensor]:
-        """Return codes, steps, and zero points if there are any."""
-        import torch
-
-        parts = {CODES: codes_NK, SCALE: step_NG.to(torch.bfloat16)}
-        return parts if self.symmetric else parts | {ZERO: zero_NG.to(torch.int8)}
-
-    def codes(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """Return the codes of rows, int8 [N, K]."""
-        return rows[CODES]
-
-    def config_entry(self, modules: Sequence[str]) -> dict[str, Any]:
-        """Return compressed-tensors' group: weights in rows, inputs token by token."""
-        common = {"num_bits": 8, "type": "int"}
-        weights = common | _strategy(self.group) | {"symmetric": self.symmetric, "dynamic": False}
-        inputs = common | {"strategy": "token", "symmetric": True, "dynamic": True}
-        return _entry(modules, "int-quantized", weights, inputs)
-
-
-def _entry(
+def config_group(
     modules: Sequence[str], form: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 ) -> dict[str, Any]:
+    """Return a group of compressed-tensors' config; `inputs`: how they are taken in few bits."""
     return {
         "targets": list(modules),
         "format": form,
@@ -403,24 +200,21 @@ def _entry(
     }
 
 
-def _strategy(group: int | None) -> dict[str, Any]:
+def strategy(group: int | None) -> dict[str, Any]:
+    """Return compressed-tensors' words for what a step belongs to."""
     return {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
 
 
-def _between(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def between(low: Tensor, high: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Return steps that part the range of each group evenly, and the zero points of it."""
     end = 1 << (bits - 1)
-    step = _stored_step((high - low) / (2 * end - 1))
+    step = stored_step((high - low) / (2 * end - 1))
     return step, (-end - low / step).clamp(-end, end - 1).round()
 
 
-def _stored_step(step: Tensor) -> Tensor:
+def stored_step(step: Tensor) -> Tensor:
     """Return steps as bfloat16 holds them, in float32; 1 for groups of zeros."""
     import torch
 
     rounded = step.to(torch.bfloat16).float()
     return torch.where(rounded == 0, 1.0, rounded)
-
-
-INT4 = Int4("int4", 4, 128)
-INT8 = Int8("int8", 8, None)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
-from quant.fourbit.integer import Int4, Steps
+from quant.fourbit.int4 import Int4
+from quant.fourbit.integer import Steps
 from quant.fourbit.parts import ORDER, PACKED, SCALE, ZERO
 from quant.fourbit.words import (
     in_a_word,
