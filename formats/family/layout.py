@@ -50,6 +50,7 @@ class Atom:
     form    how the stored weight is encoded
     weight  its name in the checkpoint, as if it were stored plainly
     parts   names of the stored tensors, in the form's order; the first has the weight's rows
+    whole   shape of the stored weight that it is cut out of; None: its own
     """
 
     name: str
@@ -61,6 +62,7 @@ class Atom:
     weight: str
     parts: tuple[str, ...]
     ops: tuple[Op, ...] = ()
+    whole: Shape | None = None
 
     @property
     def stored(self) -> str:
@@ -357,7 +359,8 @@ class _Matches:
         for hub, role, pieces in pieces_of(slot, sizes):
             ops = pieces + self.dialect.ops_to_hub(role, slot, weight.shape, sizes)
             name, shape = hub.removesuffix(".weight"), shape_after(ops, weight.shape)
-            yield Atom(name, hub, role, shape, weight.dtype, weight.form, plain, parts, ops)
+            values = shape, weight.dtype, weight.form
+            yield Atom(name, hub, role, *values, plain, parts, ops, weight.shape)
 
 
 def _renamed(stored: str, weight: str) -> str:

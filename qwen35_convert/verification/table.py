@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from formats.checkpoint import Checkpoint
-from quant.stored import open_value
+from formats.family.layout import Atom
+from quant.stored import open_value, scheme_of
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.calibrated import calibrated_names
@@ -108,7 +109,7 @@ def _sources(proof: Proof) -> Iterator[Failure]:
 
 
 def _defects(proof: Proof) -> Iterator[Failure]:
-    """Judge what is stored by itself: scales, codes, values that cannot be right.
+    """Judge what is stored by itself: scales, codes, shapes, values that cannot be right.
 
     What has just been made again, equal to the byte, needs no judgement.
     """
@@ -129,7 +130,18 @@ def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
         for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
             counts[key, defect] += count
         value.release(start, stop)
-    return [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
+    found = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
+    return [*found, *_constants_of(artifact, atom)]
+
+
+def _constants_of(artifact: Checkpoint, atom: Atom) -> Iterator[Failure]:
+    """Hold what follows from a weight's shape against what is stored: decoding reads none of it."""
+    parts = scheme_of(atom).parts(atom.weight, atom.whole or atom.shape)
+    for part, name in zip(parts, atom.parts, strict=True):
+        if part.constant is not None:
+            content = artifact.load(name, artifact.read(name), ...).tolist()
+            if content != list(part.constant):
+                yield Failure(name, f"is {content}, expected {list(part.constant)}")
 
 
 def _beside(proof: Proof) -> Iterator[Failure]:
@@ -216,7 +228,8 @@ CHECKS = (
           _summary, needs=("receipt", "expected", "source")),
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
-    Check("defects", "tensors", "values, scales and codes that are not finite", _defects),
+    Check("defects", "tensors", "values, scales and codes that are not finite, shapes that are not "
+          "the weight's", _defects),
     Check("cache", "tensors", "scales of an FP8 cache that are not those of the recipe's text, or "
           "at which keys or values saturate or vanish", cache_failures,
           planted="tests/qwen35_convert/verification/test_cache_scales.py"),

@@ -9,7 +9,7 @@ import torch
 
 from tests.planted.artifact import Base
 from tests.planted.edit import Tensors
-from tests.planted.fault import BOTH, FORGED, STRUCTURE, UNOPENED, Fault, Names, Where
+from tests.planted.fault import STRUCTURE, UNOPENED, Fault, Names, Where
 from tests.planted.group_faults import groups
 from tests.planted.quantization_faults import Change, block_fault, entries, put
 from tests.planted.tensor_fault import Plant, tensor_fault
@@ -19,11 +19,6 @@ NVFP4, INT4 = ("nvfp4a16", "nvfp4-mixed"), ("int4-g32",)
 FP4 = (*NVFP4, "mxfp4a16")
 PACKED = (*FP4, *INT4)
 ALL = (*PACKED, "int8")
-
-
-# Not named yet without a receipt: nothing reads weight_shape, and a lost zero point leaves a weight
-# that is whole by itself.
-BY_RECEIPT = ("shape-wrong", "zero-points-missing")
 
 
 def cases() -> Iterator[Fault]:
@@ -38,23 +33,17 @@ def cases() -> Iterator[Fault]:
         plant = _part("_global_scale", how)
         yield tensor_fault("four bits: scales", name, plant, where(*NVFP4))
     for name, (outputs, plant) in MORE.items():
-        yield tensor_fault(
-            "four bits: scales", name, plant, where(*outputs), receipts=_receipts(name)
-        )
+        yield tensor_fault("four bits: scales", name, plant, where(*outputs))
     yield from _of_headers()
 
 
 def _of_headers() -> Iterator[Fault]:
     """Yield what is lost, and what the config says otherwise."""
     for name, (outputs, plant) in LOST.items():
-        more = {"level": STRUCTURE, "codes": UNOPENED, "receipts": _receipts(name)}
+        more = {"level": STRUCTURE, "codes": UNOPENED}
         yield tensor_fault("four bits: parts", name, plant, where(*outputs), **more)
     for name, (outputs, wanted, change) in CONFIG.items():
         yield block_fault(f"4-{name}", wanted, change, where(*outputs), codes=UNOPENED)
-
-
-def _receipts(name: str) -> tuple[str, ...]:
-    return (FORGED,) if name in BY_RECEIPT else BOTH
 
 
 def where(*outputs: str) -> Where:

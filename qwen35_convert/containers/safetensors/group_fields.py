@@ -78,16 +78,18 @@ def _misshapen(groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _of_modules(
     groups: Groups, quantized: Mapping[str, Atom], scaled: Collection[str]
 ) -> Iterator[Failure]:
-    """Yield modules that no group targets, and what a group says of those that it does."""
-    seen = set()
+    """Yield modules that no group targets, and what a group says of those that it does, once."""
+    seen, said = set(), set()
     for module, atom in quantized.items():
         name = group_of(module, groups)
         if name is None:
             yield Failure(module, f"is {atom.scheme}, but no group of config_groups targets it")
-        elif (key := (name, atom.scheme, module in scaled)) not in seen:
+        elif (key := (name, atom.form, atom.shape[-1], module in scaled)) not in seen:
             seen.add(key)
             for problem in _odd_fields(groups[name], atom, static=module in scaled):
-                yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
+                if (name, problem) not in said:
+                    said.add((name, problem))
+                    yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
 
 
 def _of_the_whole(
