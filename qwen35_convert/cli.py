@@ -372,7 +372,7 @@ def recipes(
 
     Example: qwen35 recipes fp8-block
     """
-    from qwen35_convert.recipe import bundled_recipes, find_recipe, headline
+    from qwen35_convert.recipe_files import bundled_recipes, find_recipe, headline
 
     if name:
         print(find_recipe(name).read_text(encoding="utf-8"), end="")

@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from formats.errors import LACKING, MISUSED, OUTPUT, FormatError, Qwen35Error
 
-__all__ = ["FetchError", "FormatError", "MissingError", "OutputError", "Qwen35Error", "RecipeError"]
+__all__ = [
+    "FetchError",
+    "FormatError",
+    "MissingError",
+    "Mistake",
+    "OutputError",
+    "Place",
+    "Qwen35Error",
+    "RecipeError",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a file, line and column from 1; of a flag or of plain values only the name."""
+
+    name: str = "recipe"
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.name, self.line, self.column) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing that is wrong with a recipe, and where it stands."""
+
+    message: str
+    place: Place = Place()
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON prints it; line and column are null where there are none."""
+        place = self.place
+        return {
+            "file": place.name if place.line else None,
+            "line": place.line,
+            "column": place.column,
+            "message": self.message,
+        }
 
 
 class RecipeError(Qwen35Error):
-    """The recipe or an option is invalid, or asks for something impossible."""
+    """The recipe or an option is invalid, or asks for something impossible.
+
+    mistakes  each by itself, where they are known by their places
+    """
 
     exit_code = MISUSED
+    mistakes: Sequence[Mistake] = ()
+
+    @classmethod
+    def of(cls, mistakes: Sequence[Mistake]) -> RecipeError:
+        """Return the error for these mistakes."""
+        error = cls("\n".join(map(str, mistakes)))
+        error.mistakes = tuple(mistakes)
+        return error
 
 
 class FetchError(Qwen35Error):

@@ -1,22 +1,19 @@
 """What the user asked for: a recipe, read from YAML, every default resolved, unknown keys refused.
 
-A recipe is a bundled name (`fp8-block`) or a file. Flags override it by dotted key
-(`--set quantize.scale=float32`). Values are plain YAML without tags, anchors or aliases.
+A recipe is a bundled name (`fp8-block`) or a file, which may extend another (`recipe_files`). Flags
+override it by dotted key (`--set quantize.scale=float32`). Values are plain YAML (`plain_yaml`).
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -28,13 +25,11 @@ from pydantic import (
 
 from quant.registry import SCHEMES
 from quant.scheme import COMPRESSED, Choices
-from qwen35_convert.errors import RecipeError
+from qwen35_convert.errors import Mistake, Place, RecipeError
+from qwen35_convert.plain_yaml import Places, Spot, load_yaml
+from qwen35_convert.recipe_files import EXTENDS, Written, find_recipe, read_written
+from qwen35_convert.recipe_mistakes import explain
 
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
-MAX_RECIPE_BYTES = 64 << 10
-MAX_DEPTH = 16
 MAX_GLOB = 500
 UNITS = {
     "": 1,
@@ -289,118 +284,26 @@ def parse_size(text: str) -> int:
     return int(Fraction(found[1]) * UNITS[found[2].upper()])
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader that takes no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key, count in Counter(keys).items() if count > 1), None)
-        if twice is not None:
-            raise RecipeError(f"key {twice!r} stands twice")
-        return super().construct_mapping(node, deep)
-
-
-# Without aliases no short file can grow without bound.
-NOT_PLAIN = {
-    yaml.TagToken: "a tag: write the plain value",
-    yaml.AnchorToken: "an anchor: write the value out",
-    yaml.AliasToken: "an alias: write the value out, or quote it if it is a glob",
-}
-
-
-ENDS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
-STARTS = (
-    yaml.FlowSequenceStartToken,
-    yaml.FlowMappingStartToken,
-    yaml.BlockSequenceStartToken,
-    yaml.BlockMappingStartToken,
-)
-
-
-def _check_plain(text: str) -> None:
-    """Refuse what is not plain before it is built; PyYAML's time grows with depth squared."""
-    depth = 0
-    for token in yaml.scan(text, Loader=_PlainLoader):
-        if type(token) in NOT_PLAIN:
-            raise RecipeError(f"it has {NOT_PLAIN[type(token)]}")
-        depth += isinstance(token, STARTS)
-        depth -= isinstance(token, ENDS)
-        if depth > MAX_DEPTH:
-            raise RecipeError(f"it is nested over {MAX_DEPTH} deep")
-
-
-def _load_yaml(text: str, where: str) -> object:
-    try:
-        _check_plain(text)
-        return yaml.load(text, Loader=_PlainLoader)
-    except (yaml.YAMLError, ValueError) as error:
-        reason = str(error).replace("\n", "\n  ")
-        raise RecipeError(f"{where} is not a recipe: {reason}") from None
-
-
-def recipe_folder() -> Path:
-    """Return where the bundled recipes are: inside the wheel, or at the checkout's root."""
-    inside = Path(__file__).parent / "recipes"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
-
-
-def bundled_recipes() -> list[str]:
-    """Return the names of the bundled recipes."""
-    return sorted(path.stem for path in recipe_folder().glob("*.yaml"))
-
-
-def headline(name: str) -> str:
-    """Return the first comment line of a bundled recipe: what it is for."""
-    first = (recipe_folder() / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
-    return first.removeprefix("# ")
-
-
-def find_recipe(name: str) -> Path:
-    """Return the path of a bundled recipe or of a file. RecipeError names the nearest."""
-    if name in bundled_recipes():
-        return recipe_folder() / f"{name}.yaml"
-    path = Path(name)
-    if _is_file(path):
-        return path
-    near = difflib.get_close_matches(name, bundled_recipes(), 1)
-    raise RecipeError(
-        f"recipe {name!r} is neither bundled nor a file"
-        + (f", did you mean {near[0]!r}?" if near else "")
-        + f"\n  known {', '.join(bundled_recipes())}"
-    )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name too long for any file
-        return False
-
-
 def read_recipe(name: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe and apply `KEY=VALUE` overrides. RecipeError says what is wrong where."""
     path = find_recipe(str(name))
-    if path.stat().st_size > MAX_RECIPE_BYTES:
-        raise RecipeError(f"{path.name} has {path.stat().st_size} bytes, over {MAX_RECIPE_BYTES}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path.name} cannot be read as UTF-8: {error}") from None
-    values = _load_yaml(text, path.name)
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path.name} holds {type(values).__name__}, expected keys and values")
-    return build_recipe({"name": path.stem} | values, overrides)
+    written = read_written(path)
+    return _resolve(replace(written, values={"name": path.stem, **written.values}), overrides)
 
 
 def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     """Resolve a recipe given as plain values."""
-    resolved = copy.deepcopy(dict(values))
+    return _resolve(Written(values), overrides)
+
+
+def _resolve(written: Written, overrides: Sequence[str]) -> Recipe:
+    values, places = copy.deepcopy(dict(written.values)), dict(written.places)
     for override in overrides:
-        _override(resolved, override)
+        _override(values, places, override)
     try:
-        return Recipe.model_validate(resolved)
+        return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError("\n".join(_explain(e) for e in error.errors())) from None
+        raise RecipeError.of(explain(error, places, Recipe)) from None
 
 
 def quoted(text: str) -> str:
@@ -408,44 +311,24 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _override(values: dict[str, Any], places: Places, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set {override!r}, expected KEY=VALUE")
+    if key == EXTENDS:
+        raise RecipeError(f"--set {override!r}: only a file extends a recipe")
     *path, last = key.split(".")
     part = values
     for segment in path:
         part = part.setdefault(segment, {})
         if not isinstance(part, dict):
             raise RecipeError(f"--set {override!r}: {segment} is a value, not a section")
-    part[last] = _load_yaml(text, f"--set {key}")
-
-
-def _explain(error: ErrorDetails) -> str:
-    where = [str(part) for part in error["loc"]]
-    if error["type"] != "extra_forbidden":
-        reason = error["msg"].removeprefix("Value error, ")
-        got = "" if isinstance(error["input"], dict) else f" (got {_shown(error['input'])})"
-        return ": ".join(["recipe", *([".".join(where)] if where else []), reason]) + got
-    known = _known_keys(where[:-1])
-    near = difflib.get_close_matches(where[-1], known, 1)
-    hint = f", did you mean {near[0]!r}?" if near else f", expected one of {', '.join(known)}"
-    return f"recipe: there is no key {'.'.join(where)!r}{hint}"
-
-
-def _shown(value: object) -> str:
-    """Return the start of a value; Python refuses to print integers of over 4300 digits."""
+    flag = Place(f"--set {key}")
     try:
-        return f"{value!r:.200}"
-    except ValueError:
-        return "a number of thousands of digits"
-
-
-def _known_keys(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Recipe
-    for segment in path:
-        if not segment.isdigit():
-            kind = model.model_fields[segment].annotation
-            named: dict[str, type[BaseModel]] = {"rules": Rule, "calibrate": Calibrate}
-            model = named.get(segment) or cast("type[BaseModel]", kind)
-    return list(model.model_fields)
+        part[last], _ = load_yaml(text, flag.name)
+    except RecipeError as error:
+        raise RecipeError.of([Mistake(one.message, flag) for one in error.mistakes]) from None
+    whole = (*path, last)
+    for old in [place for place in places if place[: len(whole)] == whole]:
+        del places[old]
+    places[whole] = Spot(flag, flag)

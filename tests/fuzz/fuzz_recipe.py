@@ -11,7 +11,7 @@ from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "x.yaml"
-MODULES = ("qwen35_convert.recipe",)
+MODULES = ("qwen35_convert.recipe", "qwen35_convert.recipe_files", "qwen35_convert.plain_yaml")
 WORDS = (
     b"layout: ",
     b"text",
@@ -29,6 +29,9 @@ WORDS = (
     b"bench:",
     b"batch: ",
     b"only: ",
+    b"extends: ",
+    b"fp8-block",
+    b"x.yaml",
     b"!!",
     b"&a ",
     b"*a",

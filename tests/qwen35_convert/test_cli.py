@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_convert.recipe import bundled_recipes
+from qwen35_convert.recipe_files import bundled_recipes
 from tests.checkpoints import dense, moe
 
 ROOT = Path(__file__).parents[2]

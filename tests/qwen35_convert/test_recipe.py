@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import (
+from qwen35_convert.recipe import UNITS, Recipe, build_recipe, parse_size, read_recipe
+from qwen35_convert.recipe_files import (
     MAX_RECIPE_BYTES,
-    UNITS,
-    Recipe,
-    build_recipe,
     bundled_recipes,
     find_recipe,
     headline,
-    parse_size,
-    read_recipe,
 )
 
 
@@ -185,12 +182,15 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
     ],
 )
 def test_a_wrong_value_is_refused_by_its_key(tmp_path, text, message):
-    assert refused(written(tmp_path, text), message).startswith("recipe: ")
+    name = written(tmp_path, text)
+    assert re.match(rf"{re.escape(name)}:\d+:\d+: \w", refused(name, message))
 
 
 def test_every_wrong_key_is_told_at_once(tmp_path):
-    told = refused(written(tmp_path, "layout: x\nmtp: y\nzzz: 1\n"), "layout").splitlines()
-    assert len(told) == 3
+    name = written(tmp_path, "layout: x\nmtp: y\nzzz: 1\n")
+    told = refused(name, "layout").splitlines()
+    places = [line.removeprefix(name).split(": ")[0] for line in told]
+    assert places == [":1:9", ":2:6", ":3:1"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,8 @@ def test_every_wrong_key_is_told_at_once(tmp_path):
     ],
 )
 def test_vision_and_layout_must_fit(tmp_path, text, message):
-    assert refused(written(tmp_path, text), message).startswith("recipe: vision is ")
+    name = written(tmp_path, text)
+    assert refused(name, message).startswith(f"{name}:2:9: vision is ")
 
 
 @pytest.mark.parametrize(
@@ -214,34 +215,36 @@ def test_vision_follows_the_layout_where_it_is_absent(layout, vision):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- layout\n", "holds list, expected keys and values"),
-        ("text", "holds str"),
-        ("", "holds NoneType"),
-        ("5", "holds int"),
-        ("layout: {", "is not a recipe"),
-        ("layout: text\nlayout: hub", "key 'layout' stands twice"),
-        ("quantize: {scale: pow2, scale: float32}", "key 'scale' stands twice"),
-        ("layout: text\n---\nlayout: hub", "is not a recipe"),
-        ("{[a]: b}", "is not a recipe"),
-        ("\0", "is not a recipe"),
-        ("a: &x text\nb: *x", "an anchor: write the value out"),
-        ("layout: &x text", "an anchor"),
-        ("layout: *x", "an alias: write the value out, or quote it if it is a glob"),
+        ("- layout\n", "1:1: expected keys and values, got list"),
+        ("text", "1:1: expected keys and values, got str"),
+        ("", "1:1: expected keys and values, got NoneType"),
+        ("5", "1:1: expected keys and values, got int"),
+        ("layout: {", "1:10: not YAML: while parsing a flow node, expected the node"),
+        ("layout: text\n  mtp: keep", "2:6: not YAML: mapping values are not allowed"),
+        ("layout: text\nlayout: hub", "2:1: duplicate key 'layout'"),
+        ("quantize: {scale: pow2, scale: float32}", "1:25: duplicate key 'scale'"),
+        ("layout: text\n---\nlayout: hub", "2:1: not YAML: expected a single document"),
+        ("{[a]: b}", "1:2: not YAML: while constructing a mapping, found unhashable key"),
+        ("layout: text\nname: \0", "2:7: not YAML: the character .*x00. is not allowed"),
+        ("a: &x text\nb: *x", "1:4: not plain YAML: an anchor: write the value out"),
+        ("layout: &x text", "1:9: not plain YAML: an anchor"),
+        ("layout: *x", "1:9: not plain YAML: an alias: write .* quote it if it is a glob"),
         ("quantize: {rules: [{match: *.down_proj, scheme: keep}]}", "while scanning an alias"),
-        ("layout: !!str text", "a tag: write the plain value"),
-        ("layout: !!python/object/apply:os.system [true]", "a tag"),
-        ("name: !x 5", "a tag"),
-        ("name: 2020-99-99", "is not a recipe"),
-        ("a: " + "[" * 60_000, "nested over 16 deep"),
-        ("".join(" " * i + "a:\n" for i in range(300)), "nested over 16 deep"),
-        ("- " * 20_000, "nested over 16 deep"),
-        ("a: " + "9" * 5000, "is not a recipe"),
-        (b"layout: \xff\xfe", "cannot be read as UTF-8"),
+        ("layout: !!str text", "1:9: not plain YAML: a tag: write the plain value"),
+        ("layout: !!python/object/apply:os.system [true]", "1:9: not plain YAML: a tag"),
+        ("name: !x 5", "1:7: not plain YAML: a tag"),
+        ("layout: text\nname: 2020-99-99", "2:7: not YAML: month must be in 1..12"),
+        ("a: " + "[" * 60_000, "1:19: not plain YAML: nested over 16 deep"),
+        ("".join(" " * i + "a:\n" for i in range(300)), "17:17: .* nested over 16 deep"),
+        ("- " * 20_000, "1:33: not plain YAML: nested over 16 deep"),
+        ("a: " + "9" * 5000, "1:4: not YAML: "),
+        (b"layout: text\nmtp: \xff\xfe", "2:6: not UTF-8"),
         (b"#" * (MAX_RECIPE_BYTES + 1), f"has {MAX_RECIPE_BYTES + 1} bytes, over"),
     ],
 )
-def test_what_is_not_plain_yaml_is_refused(tmp_path, text, message):
-    assert "mine.yaml" in refused(written(tmp_path, text), message)
+def test_what_is_not_plain_yaml_is_refused_where_it_stands(tmp_path, text, message):
+    name = written(tmp_path, text)
+    assert refused(name, message).startswith(f"{name}:")
 
 
 def test_values_that_double_at_every_level_cost_nothing(tmp_path):
@@ -299,9 +302,10 @@ def test_a_flag_may_name_a_section_the_file_lacks(tmp_path):
         ("layout.deep=1", "layout is a value, not a section"),
         ("quantize.rules.0.scheme=keep", "quantize.rules: Input should be"),
         ("layout=", "layout: .*got None"),
-        ("layout=hub", "layout hub names vision"),
-        ("layout={", "--set layout is not a recipe"),
-        ("layout=*x", "--set layout is not a recipe: it has an alias"),
+        ("layout=hub", "fp8-block.yaml:7:9: vision is drop, but layout hub names vision"),
+        ("vision=keep", "--set vision: vision is keep, but layout text has no vision"),
+        ("layout={", "--set layout: not YAML: "),
+        ("layout=*x", "--set layout: not plain YAML: an alias"),
         ("quantize.rules=[{match: a}]", "rules.0.scheme: Field required"),
         ("..=1", "there is no key ''"),
     ],
