@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from formats.family.config import Config
 from formats.family.layout import Atom, Layout
+from formats.overlay import row_numbers, same_view, without_bytes
 from formats.tensor import TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from formats.overlay import Overlay
     from formats.remote import Index, Remote
 
 MAX_MAPPED = 16 << 20
@@ -73,6 +75,7 @@ class Checkpoint:
     notes      what was noticed while it was opened
     strays     those of the notes that name files and copies of tensors which are not used
     remote     what reads the bytes, if the files are not on this machine
+    overlay    what changes values as they are read: an adapter that is merged
     """
 
     container: str
@@ -88,6 +91,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
     remote: Remote | None = None
+    overlay: Overlay | None = None
     _pages: _Pages = field(default_factory=_Pages, repr=False, compare=False)
 
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -99,14 +103,30 @@ class Checkpoint:
         return {name: self.files[file].infos[name] for name, file in self.where.items()}
 
     def read(self, name: str) -> Tensor:
-        """Return a view on a stored tensor; on the meta device if its bytes are not here yet."""
-        return self.files[self.where[name]].read(name)
+        """Return a view on a stored tensor.
+
+        It is on the meta device if its bytes are not here yet, or are not those that it is to have.
+        """
+        data = self.files[self.where[name]].read(name)
+        return without_bytes(data) if self._changed(name) else data
 
     def load(self, name: str, data: Tensor, index: Index) -> Tensor:
         """Return rows of `data`, cut out of the stored tensor `name`, with their bytes."""
-        if self.remote is None or not data.is_meta:
+        if self.overlay is None or not self._changed(name):
+            return self._load(name, data, index)
+        rows = self._load(name, data, index)
+        return self.overlay.change(name, rows, row_numbers(data, index))
+
+    def _load(self, name: str, data: Tensor, index: Index) -> Tensor:
+        """Return rows as they are stored."""
+        if not data.is_meta:
             return data[index]
-        return self.remote.load(name, data, index)
+        if self.remote is not None:
+            return self.remote.load(name, data, index)
+        return same_view(self.files[self.where[name]].read(name), data)[index]
+
+    def _changed(self, name: str) -> bool:
+        return self.overlay is not None and name in self.overlay.names
 
     def is_far(self, path: Path) -> bool:
         """Tell whether a file that a conversion reads is not on this machine."""
@@ -154,12 +174,18 @@ class Checkpoint:
     def read_files(self) -> list[Path]:
         """Every file a conversion reads, in a fixed order."""
         beside = [self.folder / name for name in self.beside]
-        return beside + [file.path for _, file in sorted(self.files.items())]
+        return beside + [file.path for _, file in sorted(self.files.items())] + self.overlaid
 
     def files_of(self, atoms: Iterable[Atom]) -> list[Path]:
         """Return the files that hold all parts of these atoms, in a fixed order."""
         held = {self.where[name] for name in _stored_names(atoms)}
-        return [self.files[file].path for file in sorted(held)]
+        return [self.files[file].path for file in sorted(held)] + self.overlaid
+
+    @property
+    def overlaid(self) -> list[Path]:
+        """The files of what changes values, in a fixed order."""
+        files = self.overlay.files if self.overlay is not None else {}
+        return [path for _, path in sorted(files.items())]
 
     def position(self, name: str) -> tuple[str, int]:
         """Return the file that holds a stored tensor and where it begins."""

@@ -1,9 +1,10 @@
 """The Python API: what the commands do, with typed arguments and results.
 
-A source is a folder, a file, or "owner/name[@revision]" on the hub; a recipe is a bundled name, a
-file, or a `Recipe`. Each function raises a kind of `Qwen35Error` for what a caller can cause:
-RecipeError (misused), FormatError, QuantError and FetchError (input refused), OutputError (output
-refused), MissingError (the machine lacks something). Their `exit_code` is that of the command.
+A source is a folder, a file, or "owner/name[@revision]" on the hub; or a `Merge` of two of them, an
+adapter and its model. A recipe is a bundled name, a file, or a `Recipe`. Each function raises a
+kind of `Qwen35Error` for what a caller can cause: RecipeError (misused), FormatError, QuantError
+and FetchError (input refused), OutputError (output refused), MissingError (the machine lacks
+something). Their `exit_code` is that of the command.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.run.memory import fit_verification
-from qwen35_convert.source import open_headers, open_source
+from qwen35_convert.source import Merge, Source, open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.levels import check_measurable, need_source
@@ -39,13 +40,13 @@ from qwen35_convert.verification.verify import Checks, Report
 UNNAMED = Path("model")
 
 
-def inspect(source: str | Path) -> Inspection:
+def inspect(source: Source) -> Inspection:
     """Return what a checkpoint is, from its headers; from the hub nothing else is fetched."""
     return inspect_checkpoint(open_headers(source), str(source))
 
 
 def plan(
-    source: str | Path,
+    source: Source,
     recipe: str | Path | Recipe | None = None,
     out: str | Path = UNNAMED,
     *,
@@ -110,7 +111,7 @@ def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def convert(
-    source: str | Path,
+    source: Source,
     out: str | Path,
     recipe: str | Path | Recipe | None = None,
     options: RunOptions = DEFAULTS,
@@ -129,13 +130,14 @@ def convert(
     check_device(options.device, fix="--device cpu quantises without one")
     chosen = _read(recipe, overrides)
     opened, origin = open_source(source, progress=options.progress, stream=options.stream)
-    path = opened.folder if origin.repo else Path(source)
+    model = source.base if isinstance(source, Merge) else source
+    path = opened.folder if origin.repo else Path(model)
     chosen = chosen or default_recipe(opened, overrides, out=out)
     return convert_checkpoint(opened, origin, path, Path(out), chosen, options)
 
 
 def quantize(
-    source: str | Path,
+    source: Source,
     out: str | Path,
     scheme: str,
     options: RunOptions = DEFAULTS,
@@ -148,7 +150,7 @@ def quantize(
 
 def verify(
     artifact: str | Path,
-    against: str | Path | None = None,
+    against: Source | None = None,
     *,
     level: str = "tensors",
     logits: LogitsCheck = DEFAULT_LIMITS,
@@ -221,6 +223,7 @@ __all__ = [
     "Inspection",
     "Limit",
     "LogitsCheck",
+    "Merge",
     "MissingError",
     "OutputError",
     "Plan",

@@ -199,7 +199,7 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
     read = plan.read_files(source)
     near = {source.name_of(path): path for path in read if not source.is_far(path)}
     with ThreadPoolExecutor(max_workers=1) as hasher, _bar(job, journal) as advance:
-        hashes = hasher.submit(describe_files, near, job.share.workers, job.origin.hashes, stop)
+        hashes = hasher.submit(describe_files, near, job.share.workers, job.origin.known, stop)
         try:
             if source.remote is not None and plan.recipe.only is None:
                 source.remote.begin()

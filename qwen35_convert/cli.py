@@ -18,6 +18,7 @@ import typer
 from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, Qwen35Error
 from qwen35_convert.cli_options import (
     DEFAULT_RECIPES,
+    Base,
     Device,
     Json,
     Memory,
@@ -38,6 +39,7 @@ from qwen35_convert.options import RunOptions
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.recipe import Recipe
+    from qwen35_convert.source import Source as SourceOf
 
 app = typer.Typer(
     name="qwen35",
@@ -96,6 +98,7 @@ def convert(
         str | None,
         typer.Option(metavar="NAME|FILE", help="Recipe to follow.", show_default=DEFAULT_RECIPES),
     ] = None,
+    base: Base = None,
     set_: Set = None,
     only: Annotated[
         str | None,
@@ -133,7 +136,8 @@ def convert(
         overwrite=overwrite,
         verify=not no_verify,
     )
-    _convert(source, out, recipe, options, overrides=overrides, plan=plan, json=json)
+    merged = _merged(source, base)
+    _convert(merged, out, recipe, options, overrides=overrides, plan=plan, json=json)
 
 
 @app.command()
@@ -171,8 +175,15 @@ def quantize(
     _convert(source, out, recipe, options, plan=plan, json=json)
 
 
+def _merged(source: str, base: str | None) -> SourceOf:
+    """Return what is to be opened: a model, or an adapter and its model."""
+    from qwen35_convert.source import Merge
+
+    return source if base is None else Merge(source, base)
+
+
 def _convert(
-    source: str,
+    source: SourceOf,
     out: Path,
     recipe: str | Recipe | None,
     options: RunOptions,
@@ -215,6 +226,7 @@ def verify(
     against: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="Source it was made from.")
     ] = None,
+    base: Base = None,
     level: Annotated[str, typer.Option(help="structure, tensors or logits.")] = "tensors",
     text: Annotated[
         str, typer.Option(metavar="FILE", help="Text for level logits.", show_default="bundled")
@@ -251,11 +263,13 @@ def verify(
         from qwen35_convert.errors import RecipeError
 
         raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
+    if base is not None and against is None:
+        raise RecipeError("--base", "names a model alone", "--against ADAPTER --base SOURCE")
 
     limit = parse_limit(memory_limit)
     result = api.verify(
         artifact,
-        against,
+        against and _merged(against, base),
         level=level,
         logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
         options=RunOptions(workers=workers, memory_limit=limit, progress=True),

@@ -20,6 +20,12 @@ Source = Annotated[
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
 ]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE", help="Model to merge an adapter (LoRA) into; SOURCE is then the adapter."
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

@@ -2,32 +2,60 @@
 
 to convert   fetched first, every byte checked; or streamed: only ranges, no copy on the disk
 to inspect   headers only: from the cache's copy of the same commit if it is whole, else by ranges
+to merge     an adapter, whose few files are fetched, over a base model, which is any of the above
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from formats.adapter.changes import open_adapter
 from formats.checkpoint import Checkpoint
+from formats.safetensors.adapters import ADAPTER_CONFIG
+from quant.low_rank import Merging
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import FormatError, RecipeError
 from qwen35_convert.hub.address import EXPECTED, is_address
 from qwen35_convert.hub.client import is_here, is_offline, open_hub, parse_repo
-from qwen35_convert.hub.fetch import fetch, find_cached
+from qwen35_convert.hub.fetch import Fetched, fetch, find_cached
+from qwen35_convert.hub.files import ADAPTER
 from qwen35_convert.hub.stream import open_stream
 from qwen35_convert.write.receipt import Origin
 
+NO_BASE = "leave --base out to convert a whole model"
 DOWNLOAD = "download its files and give the folder"
 
 
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """A source that is two: an adapter (LoRA), and the model that it is merged into.
+
+    Each is what a source is: a folder, a file (of the model), or `owner/name[@revision]`.
+    """
+
+    adapter: str | Path
+    base: str | Path
+
+    def __str__(self) -> str:
+        return str(self.adapter)
+
+
+Source = str | Path | Merge
+
+
 def open_source(
-    source: str | Path, *, progress: bool = False, stream: bool = False
+    source: Source, *, progress: bool = False, stream: bool = False
 ) -> tuple[Checkpoint, Origin]:
-    """Open a folder, a file, or `owner/name[@revision]` on the hub.
+    """Open a folder, a file, or `owner/name[@revision]` on the hub; or an adapter and its model.
 
     stream  leave the weights on the hub: they are read by ranges when needed. Otherwise the
             repository is fetched first.
     """
+    if isinstance(source, Merge):
+        opened, origin = open_source(source.base, progress=progress, stream=stream)
+        adapter = _fetch_adapter(source.adapter, progress=progress)
+        return merge(opened, *adapter[:2]), replace(origin, adapter=adapter[2])
     named = _named(source, stream=stream)
     if named is None:
         return open_checkpoint(Path(source)), Origin()
@@ -35,15 +63,46 @@ def open_source(
         streamed, commit = open_stream(*named)
         return streamed, Origin(named[0], commit)
     fetched = fetch(*named, progress=progress)
+    return _open_copy(fetched.path, named[0]), _origin(fetched)
+
+
+def merge(base: Checkpoint, folder: Path, name: str) -> Checkpoint:
+    """Return a model with the adapter in `folder` merged as it is read; `name` is the result's."""
+    adapter = open_adapter(folder, base)
+    note = f"{folder.name}: an adapter (LoRA) is merged into {len(adapter.changes)} tensors"
+    trained = adapter.config.base
+    note += f"; it was trained on {trained}" if trained else ""
+    return replace(base, name=name, overlay=Merging(adapter), notes=(*base.notes, note))
+
+
+def _fetch_adapter(source: str | Path, *, progress: bool) -> tuple[Path, str, Origin]:
+    """Return an adapter's folder, what people call it, and where it is from."""
+    named = _named(source, stream=False)
+    if named is not None:
+        fetched = fetch(*named, kind=ADAPTER, progress=progress)
+        return fetched.path, named[0].rpartition("/")[2], _origin(fetched)
+    folder = Path(source)
+    if not (folder / ADAPTER_CONFIG).is_file():
+        got = "has no adapter_config.json" if folder.is_dir() else "is not a folder"
+        raise FormatError(str(source), got, "an adapter (LoRA), which --base is for", NO_BASE)
+    return folder, folder.resolve().name, Origin()
+
+
+def _origin(fetched: Fetched) -> Origin:
     hashes = {name: digest for name, (_, digest) in fetched.files.items()}
-    return _open_copy(fetched.path, named[0]), Origin(fetched.repo, fetched.revision, hashes)
+    return Origin(fetched.repo, fetched.revision, hashes)
 
 
-def open_headers(source: str | Path, *, stream: bool = False) -> Checkpoint:
+def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
     """Open a source to inspect it: from the hub only headers and side files are fetched.
+
+    Of an adapter all is fetched.
 
     stream  do not use the cache
     """
+    if isinstance(source, Merge):
+        folder, name, _ = _fetch_adapter(source.adapter, progress=False)
+        return merge(open_headers(source.base, stream=stream), folder, name)
     named = _named(source, stream=stream)
     if named is None or is_offline():
         return open_source(source, stream=stream)[0]

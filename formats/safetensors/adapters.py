@@ -11,6 +11,7 @@ from formats.errors import FormatError
 ADAPTER_CONFIG = "adapter_config.json"
 # PEFT's adapter_model.safetensors, MLX's adapters.safetensors and 0000100_adapters.safetensors
 ADAPTER = re.compile(r"(?:\d+_)?adapters?(?:_model)?(?:[-.].*)?\.(?:safetensors|bin)")
+CONVERT = "qwen35 convert {folder} --base {base} -o OUT merges it as it is read"
 MERGE = (
     "merge it, and convert what that writes:\n"
     '        python -c "from peft import AutoPeftModelForCausalLM as M; '
@@ -24,12 +25,10 @@ def adapters(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if ADAPTER.fullmatch(name))
 
 
-def base_of(raw: dict[str, Any]) -> str:
+def base_of(raw: dict[str, Any], unnamed: str = "a model that it does not name") -> str:
     """Return the model that an adapter_config.json says the adapter changes."""
     base = raw.get("base_model_name_or_path") or raw.get("model")
-    if not isinstance(base, str) or not base.isprintable():
-        return "a model that it does not name"
-    return base[:200]
+    return base[:200] if isinstance(base, str) and base.isprintable() else unnamed
 
 
 def adapter_note(files: Iterable[str], raw: dict[str, Any]) -> str:
@@ -42,10 +41,11 @@ def adapter_note(files: Iterable[str], raw: dict[str, Any]) -> str:
 
 
 def no_model(folder: str, raw: dict[str, Any]) -> FormatError:
-    """Return the refusal of an adapter that lies there alone."""
+    """Return the refusal of an adapter that is given as a model."""
+    fix = CONVERT if raw.get("peft_type") == "LORA" else MERGE
     return FormatError(
         folder,
         f"is an adapter (LoRA) of {base_of(raw)}",
         "a whole model",
-        MERGE.format(folder=folder),
+        fix.format(folder=folder, base=base_of(raw, "MODEL")),
     )

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING
 
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub, parse_repo
-from qwen35_convert.hub.files import INDEX, WEIGHTS, Entry, measure, needed, read_weight_map
+from qwen35_convert.hub.files import (
+    INDEX,
+    MODEL,
+    WEIGHTS,
+    Entry,
+    Kind,
+    measure,
+    needed,
+    read_weight_map,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +55,7 @@ def fetch(
     revision: str | None = None,
     to: Path | None = None,
     *,
+    kind: Kind = MODEL,
     progress: bool = True,
     sleep: Callable[[float], object] | None = None,
 ) -> Fetched:
@@ -53,6 +63,7 @@ def fetch(
 
     to     a plain folder; without it the hub's cache (HF_HOME). Finished files are kept in both, so
            an interrupted run is resumed by running it again.
+    kind   which files are needed: a model's, or an adapter's
     sleep  called with seconds between the tries of a failing request; None: time.sleep
 
     HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE are honoured. Offline, a complete snapshot in
@@ -65,10 +76,10 @@ def fetch(
 
     check_name(repo, revision)
     if is_offline():
-        return _cached(repo, revision or "main", to)
+        return _cached(repo, revision or "main", to, kind)
     hub = open_hub(repo, revision, sleep)
     with nullcontext() if progress else disable_progress_bars("huggingface_hub"):
-        download = _Download(hub, to, hub.listing())
+        download = _Download(hub, to, hub.listing(), kind)
         try:
             return download.run()
         except FetchError as error:
@@ -125,7 +136,7 @@ def _check_all(entries: Mapping[str, Entry], get: Callable[[str], tuple[Path, bo
         return {name: check.result() for name, check in checks.items()}
 
 
-def _cached(repo: str, revision: str, to: Path | None) -> Fetched:
+def _cached(repo: str, revision: str, to: Path | None, kind: Kind) -> Fetched:
     """Return a complete snapshot of the cache, checked: the cache calls a file by its hash."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -134,7 +145,7 @@ def _cached(repo: str, revision: str, to: Path | None) -> Fetched:
         raise FetchError(
             subject, f"a download to {to}", "no folder: offline, the cache is used", remedy
         )
-    config = try_to_load_from_cache(repo, "config.json", _cache(), revision)
+    config = try_to_load_from_cache(repo, kind.config, _cache(), revision)
     if not isinstance(config, str):
         got = f"no {revision} of it in {_cache()}"
         raise FetchError(subject, got, "a complete snapshot", remedy)
@@ -142,7 +153,7 @@ def _cached(repo: str, revision: str, to: Path | None) -> Fetched:
     names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     weight_map = read_weight_map(repo, (folder / INDEX).read_bytes()) if INDEX in names else None
     entries = {}
-    for name in needed(repo, names, weight_map, remedy):
+    for name in kind.needed(repo, names, weight_map, remedy):
         blob = (folder / name).readlink().name if (folder / name).is_symlink() else ""
         sha256, git_id = (blob if len(blob) == digits else None for digits in (64, 40))
         entries[name] = Entry((folder / name).stat().st_size, sha256, git_id)
@@ -177,11 +188,13 @@ class _Download:
     hub: Hub
     to: Path | None
     listing: Listing
+    kind: Kind
 
     def run(self) -> Fetched:
         """Download and check; then note in the cache which commit the branch was."""
         listed, commit, repo = self.listing.entries, self.listing.commit, self.hub.repo
-        names = needed(repo, listed, self._weight_map(), f"see {self.hub.page(commit)}")
+        remedy = f"see {self.hub.page(commit)}"
+        names = self.kind.needed(repo, listed, self._weight_map(), remedy)
         entries = {name: listed[name] for name in names}
         if self.to:
             _refuse_foreign(self.to, entries)

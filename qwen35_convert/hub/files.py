@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from formats.adapter.changes import ADAPTER_FILES
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters
 from formats.safetensors.folder import SIDE_FILES as CARRIED
 from formats.safetensors.methods import BESIDE
@@ -20,7 +21,7 @@ from formats.safetensors.nested import is_nested
 from qwen35_convert.errors import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from mmap import mmap
     from pathlib import Path
 
@@ -28,7 +29,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Beside those that are carried, licences of any ending.
 SIDE_FILES = ("config.json", INDEX, ADAPTER_CONFIG, *BESIDE, *CARRIED, "LICENSE*", "NOTICE*")
-MERGE_FIRST = "merge it with peft's merge_and_unload(), and convert what save_pretrained() writes"
+MERGE_FIRST = "give it as SOURCE, and the model that it changes as --base"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
 
@@ -141,3 +142,30 @@ def read_weight_map(repo: str, index: bytes) -> dict[str, str]:
                 f"{repo}: {INDEX} names", repr(shard), expected, "use another repository"
             )
     return weight_map
+
+
+def needed_of_adapter(
+    repo: str, names: Collection[str], _weight_map: dict[str, str] | None, remedy: str
+) -> list[str]:
+    """Return the files of an adapter; FetchError if one is missing."""
+    missing = sorted({*ADAPTER_FILES}.difference(names))
+    if missing:
+        expected = f"an adapter (LoRA) as PEFT saves it: {', '.join(ADAPTER_FILES)}"
+        raise FetchError(repo, f"no {', '.join(missing)}", expected, remedy)
+    return sorted(ADAPTER_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a repository is fetched as.
+
+    config  the file that it must have
+    needed  returns which of its files are read
+    """
+
+    config: str
+    needed: Callable[[str, Collection[str], dict[str, str] | None, str], list[str]]
+
+
+MODEL = Kind("config.json", needed)
+ADAPTER = Kind(ADAPTER_CONFIG, needed_of_adapter)

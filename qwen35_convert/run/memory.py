@@ -43,7 +43,7 @@ class Need:
     """What a conversion needs in bytes.
 
     base    the program and the plan; of a stream the blocks that are held
-    least   the smallest chunk of the widest item
+    least   the smallest chunk of the widest item, and what merging an adapter holds
     verify  what verification keeps, and that it maps the artifact too; 0 without it
     """
 
@@ -74,7 +74,8 @@ def fit_memory(
     for scheme in plan.schemes().values():
         warm(scheme, verify=verify)
     base = resident() + (source.remote.held_bytes if source.remote is not None else 0)
-    need = Need(base, _least(plan, source), _kept(plan) if verify else 0)
+    merging = source.overlay.held_bytes if source.overlay is not None else 0
+    need = Need(base, _least(plan, source) + merging, _kept(plan) if verify else 0)
     return need.part(_checked(limit, need), workers)
 
 

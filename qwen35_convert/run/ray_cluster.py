@@ -110,6 +110,7 @@ class RayExecutor:
             version=version(),
             device=effort.device,
             limit=self._limit,
+            adapter=source.overlay.folder.absolute() if source.overlay is not None else None,
         )
         batches = deque(_batches(plan, source, journal))
         crew = Crew(self._ray, spec, self._workers, effort, sink.left)

@@ -21,6 +21,7 @@ from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.items import Effort, convert_items
 from qwen35_convert.run.memory import fit_memory
+from qwen35_convert.source import merge
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, read_mark
 
@@ -32,6 +33,7 @@ class Spec:
     """A conversion as a node needs it: paths that all nodes see, recipe, what must agree.
 
     name     what people call the model
+    adapter  the folder of what is merged into it; None: nothing is
     token    what stands in the lock file
     digest   of the plan: headers and recipe, sizes and times of the source's files
     version  of qwen35
@@ -47,6 +49,7 @@ class Spec:
     version: str
     device: str
     limit: Limit | None
+    adapter: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class Node:
         spec = self._spec
         try:
             source = open_checkpoint(spec.source, spec.name)
+            if spec.adapter is not None:
+                source = merge(source, spec.adapter, spec.name)
         except FormatError as error:
             raise OutputError(f"node {self._name}: {error}") from None
         plan = expect(source, spec.recipe, spec.out)

@@ -19,7 +19,7 @@ from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
-from qwen35_convert.verification.receipts import Receipt, read_receipt
+from qwen35_convert.verification.receipts import Receipt, check_adapter, read_receipt
 from qwen35_convert.write.receipt import version
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Proof:
 
     @staticmethod
     def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
-        """Read the receipt, and expect what it promises; a source of another model is set aside."""
+        """Read the receipt, and expect what it promises; a source of another model is set aside.
+
+        RecipeError if it was made with an adapter, and the source is the base model alone.
+        """
         other = wrong_source(artifact, source) if source is not None else None
         if other is not None:
             return Proof(artifact, None, checks, failures=[other])
@@ -90,6 +93,7 @@ class Proof:
                 proof.failures.append(receipt)
             else:
                 proof.receipt = receipt
+                check_adapter(receipt, source)
         if proof.receipt is not None and source is not None and proof.receipt.names(source):
             proof.failures += proof._expect(proof.receipt, source)
         return proof

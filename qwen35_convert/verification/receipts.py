@@ -31,7 +31,8 @@ Entry = tuple[int, str]
 class Receipt:
     """What a receipt says.
 
-    source, output  (size, SHA-256) of files by name
+    source, output  (size, SHA-256) of files by name; those of an adapter are among the source's
+    adapter         whether one was merged
     title           the model's name, as the files say it; None: not told
     verdict         of the conversion's own verification, None if there was none
     errors          by scheme, as it measured them
@@ -49,6 +50,7 @@ class Receipt:
     errors: Any
     dropped: Any
     calibration: Mapping[str, Any] | None = None
+    adapter: bool = False
 
     def failure(self, problem: str) -> Failure:
         """Return what is wrong with the receipt."""
@@ -82,6 +84,8 @@ def _parse(path: Path) -> Receipt:
     if not isinstance(verdict, dict | None):
         raise FormatError("its verdict is not an object")
     source, output = (_entries(raw.get(side), side) for side in ("source", "output"))
+    adapter = "adapter" in raw
+    source |= _entries(raw["adapter"], "adapter") if adapter else {}
     title = raw["source"].get("title")
     if not isinstance(title, str | None):
         raise FormatError(f"the source's title is {title!r:.120}")
@@ -94,7 +98,7 @@ def _parse(path: Path) -> Receipt:
     if resolved.quantize.calibrate is not None and calibration is None:
         raise FormatError("its recipe calibrates, and it says nothing of it")
     says = title, verdict, raw.get("errors"), raw.get("dropped"), calibration
-    return Receipt(path, version, resolved, source, output, *says)
+    return Receipt(path, version, resolved, source, output, *says, adapter)
 
 
 def _entries(side: Any, what: str) -> dict[str, Entry]:
@@ -110,6 +114,17 @@ def _entry(name: str, entry: Any) -> Entry:
     if not plain or not isinstance(size, int) or not isinstance(digest, str | None):
         raise FormatError(f"{name!r:.120} is not a file of this folder with its size and hash")
     return size, digest or ""
+
+
+def check_adapter(receipt: Receipt | None, source: Checkpoint | None) -> None:
+    """Refuse to hold an artifact that an adapter was merged into against its base model alone."""
+    if receipt is not None and receipt.adapter and source is not None and source.overlay is None:
+        raise RecipeError(
+            receipt.path.name,
+            "says that an adapter was merged",
+            "both sources",
+            "--against ADAPTER --base SOURCE",
+        )
 
 
 def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:

@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from formats.adapter.changes import ADAPTER_FILES
 from qwen35_convert.planning.plan import Plan
 
 RECEIPT = "qwen35-receipt.json"
@@ -27,12 +28,23 @@ HASH_CHUNK = 1 << 20
 class Origin:
     """The repository and commit of a source on the hub; empty for a local folder.
 
-    `hashes` maps the files that were fetched to their SHA-256, which was computed then.
+    hashes   of the files that were fetched: their SHA-256, which was computed then
+    adapter  the same of what is merged into it; None: nothing is
     """
 
     repo: str | None = None
     revision: str | None = None
     hashes: Mapping[str, str] = field(default_factory=dict)
+    adapter: Origin | None = None
+
+    @property
+    def known(self) -> dict[str, str]:
+        """The hashes of all files that were fetched."""
+        return {**self.hashes, **(self.adapter.hashes if self.adapter else {})}
+
+    def describe(self, files: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Return what a receipt says of a source."""
+        return {"repo": self.repo, "revision": self.revision, **more, "files": {**files}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +120,14 @@ def make_receipt(
     calibration: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Return the receipt's bytes; `calibration`: what a text that calibrated came to."""
-    source = {"repo": origin.repo, "revision": origin.revision}
-    source |= {} if plan.title is None else {"title": plan.title}
+    titled = {} if plan.title is None else {"title": plan.title}
+    own = {name: source_files[name] for name in ADAPTER_FILES if origin.adapter}
+    base = {name: entry for name, entry in source_files.items() if name not in own}
     receipt = {
         "qwen35": version(),
         "recipe": plan.recipe.model_dump(mode="json"),
-        "source": source | {"files": source_files},
+        "source": origin.describe(base, **titled),
+        **({"adapter": origin.adapter.describe(own)} if origin.adapter else {}),
         "output": {"files": output_files},
         "verdict": proof.verdict,
         "errors": proof.schemes,
