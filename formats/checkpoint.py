@@ -182,6 +182,11 @@ class Checkpoint:
         return [self.files[file].path for file in sorted(held)] + self.overlaid
 
     @property
+    def places(self) -> list[Path]:
+        """What was opened, and the folder of what changes its values."""
+        return [self.place] + ([self.overlay.folder] if self.overlay is not None else [])
+
+    @property
     def overlaid(self) -> list[Path]:
         """The files of what changes values, in a fixed order."""
         files = self.overlay.files if self.overlay is not None else {}

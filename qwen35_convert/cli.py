@@ -259,13 +259,12 @@ def verify(
     if list_checks:
         report.print_checks(json=json)
         return
-    if artifact is None:
-        from qwen35_convert.errors import RecipeError
+    from qwen35_convert.errors import RecipeError
 
+    if artifact is None:
         raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
     if base is not None and against is None:
         raise RecipeError("--base", "names a model alone", "--against ADAPTER --base SOURCE")
-
     limit = parse_limit(memory_limit)
     result = api.verify(
         artifact,

@@ -101,8 +101,8 @@ def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
     stream  do not use the cache
     """
     if isinstance(source, Merge):
-        folder, name, _ = _fetch_adapter(source.adapter, progress=False)
-        return merge(open_headers(source.base, stream=stream), folder, name)
+        adapter = _fetch_adapter(source.adapter, progress=False)
+        return merge(open_headers(source.base, stream=stream), *adapter[:2])
     named = _named(source, stream=stream)
     if named is None or is_offline():
         return open_source(source, stream=stream)[0]

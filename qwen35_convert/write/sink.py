@@ -12,7 +12,7 @@ import fcntl
 import os
 import shlex
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from formats.errors import FormatError
@@ -51,13 +51,14 @@ def read_mark(out: Path) -> str:
         return ""
 
 
-def check_out(out: Path, source: Path, *, overwrite: bool) -> None:
-    """Refuse an OUT that would destroy something: the source, or unrelated files."""
-    place, origin = out.resolve(), source.resolve()
-    if place == origin or origin in place.parents or place in origin.parents:
-        raise OutputError(
-            f"{out} and the source {source} contain each other", fix="choose an OUT elsewhere"
-        )
+def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
+    """Refuse an OUT that would destroy something: a source, or unrelated files."""
+    for source in sources:
+        place, origin = out.resolve(), source.resolve()
+        if place == origin or origin in place.parents or place in origin.parents:
+            raise OutputError(
+                f"{out} and the source {source} contain each other", fix="choose an OUT elsewhere"
+            )
     check_parent(out)
     if not out.exists() and not out.is_symlink():
         return

@@ -69,7 +69,7 @@ class SafetensorsFolder:
 
     def check_out(self, out: Path, source: Checkpoint, *, overwrite: bool) -> None:
         """Refuse a folder that holds something else, or the source."""
-        check_out(out, source.place, overwrite=overwrite)
+        check_out(out, source.places, overwrite=overwrite)
 
     def check_files(self, _out: Path, _plan: Plan, _source: Checkpoint, *, overwrite: bool) -> None:
         """Let every plan pass: all its files are in the folder that was checked."""

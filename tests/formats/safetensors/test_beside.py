@@ -45,7 +45,8 @@ def test_an_adapter_alone_is_named_with_its_base_and_how_to_merge_it(tmp_path, f
     folder = adapter(tmp_path / "in", file)
     if config:
         (folder / "config.json").write_text(json.dumps(hub_config()))
-    said = ("is an adapter (LoRA) of acme/Borealis-4B", "merge_and_unload()", str(folder))
+    way = f"qwen35 convert {folder} --base acme/Borealis-4B -o OUT"
+    said = ("is an adapter (LoRA) of acme/Borealis-4B", way)
     refused(folder, *said)
     refused(folder / file, *said)
 
@@ -53,7 +54,7 @@ def test_an_adapter_alone_is_named_with_its_base_and_how_to_merge_it(tmp_path, f
 def test_an_adapter_of_mlx_names_its_base_too(tmp_path):
     folder = adapter(tmp_path / "in", "adapters.safetensors", base_model_name_or_path=None)
     (folder / "adapter_config.json").write_text(json.dumps({"model": "acme/Boreas"}))
-    refused(folder, "of acme/Boreas")
+    refused(folder, "of acme/Boreas", "merge_and_unload()")
     (folder / "adapter_config.json").write_text("not JSON")
     refused(folder, "of a model that it does not name")
 

@@ -87,7 +87,7 @@ def test_the_same_bytes_under_both_names_are_no_second_copy(hub, weights, tmp_pa
 def test_an_adapter_alone_is_refused_as_one(hub, tmp_path, stream):
     alone = {"adapter_model.safetensors": save({"x": torch.zeros(1)})}
     hub.repo(REPO).commit(alone | {"adapter_config.json": json.dumps(ADAPTER).encode()})
-    with pytest.raises(Qwen35Error, match=r"an adapter \(LoRA\)(.|\n)*merge") as error:
+    with pytest.raises(Qwen35Error, match=r"an adapter \(LoRA\)(.|\n)*--base") as error:
         converted(tmp_path / "out", stream=stream)
     assert error.value.exit_code == 3
 
