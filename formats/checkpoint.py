@@ -49,6 +49,10 @@ class TensorFile(Protocol):
         """Return a view on a tensor."""
         ...
 
+    def raw(self, name: str) -> bytes | None:
+        """Return a copy of a tensor's bytes, None if they are not on this machine."""
+        ...
+
     def release(self) -> None:
         """Give back all pages."""
         ...
@@ -109,6 +113,10 @@ class Checkpoint:
         """
         data = self.files[self.where[name]].read(name)
         return without_bytes(data) if self._changed(name) else data
+
+    def raw(self, name: str) -> bytes | None:
+        """Return a copy of a stored tensor's bytes, None if they are not on this machine."""
+        return self.files[self.where[name]].raw(name)
 
     def load(self, name: str, data: Tensor, index: Index) -> Tensor:
         """Return rows of `data`, cut out of the stored tensor `name`, with their bytes."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, Qwen35Error
+from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, LACKING, Qwen35Error
 from qwen35_convert.cli_options import (
     DEFAULT_RECIPES,
     Base,
@@ -396,6 +396,9 @@ def recipes(
 
 def main() -> None:
     """Run the command line; errors are one block on stderr, a traceback is a bug."""
+    if sys.platform == "win32":
+        print("qwen35: Windows is not supported; use WSL, which is Linux", file=sys.stderr)
+        sys.exit(LACKING)
     gc.set_threshold(COLLECTED_FROM)
     try:
         from qwen35_convert.run.bus_error import exit_on_bus_error

@@ -110,7 +110,9 @@ def check_device(device: str, fix: str) -> None:
 
 def default_workers() -> int:
     """Return the number of worker threads for this machine."""
-    return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(cores, MAX_DEFAULT_WORKERS)
 
 
 DEFAULTS = RunOptions()

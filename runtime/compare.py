@@ -25,6 +25,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 from runtime.errors import RequestError
+from runtime.kernels.linear.cpu import times_rows
 from runtime.layerwise import Progress, Walk
 from runtime.softmax import Divergence, Softmax
 from runtime.workers import Workers
@@ -95,7 +96,7 @@ def streamed_logits(
     walk = _walk(checkpoint, ids_NT, device, fp8_cache=True)
     hidden = walk.hidden(deque(walk.residuals(), maxlen=1).pop())
     for head in _head_strips(walk):
-        yield hidden @ head.T
+        yield times_rows(hidden, head)
 
 
 @torch.inference_mode()
@@ -152,8 +153,8 @@ def _diverged(
         def take(block: Block, source: Tensor = source, artifact: Tensor = artifact) -> None:
             rows, divergence, x_source, x_artifact = block
             columns = slice(divergence.first, divergence.first + len(source))
-            logits = kept.logits(rows, columns, lambda: x_source @ source.T)
-            divergence.take(logits.to(x_artifact.device), x_artifact @ artifact.T)
+            logits = kept.logits(rows, columns, lambda: times_rows(x_source, source))
+            divergence.take(logits.to(x_artifact.device), times_rows(x_artifact, artifact))
 
         walks[0].workers.run(take, blocks)
     return [divergence for _, divergence, *_ in blocks]

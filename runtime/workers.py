@@ -3,7 +3,8 @@
 torch's own threads split each operation among them and wait for one another after it, spinning.
 With short operations, or with another process on a core, they mostly wait: on two busy cores a
 layer of 0.8B took three times the core seconds. Pieces wait for each other once, at the end of all.
-While workers are in use torch has one thread, so numbers do not depend on how many cores there are.
+While workers are in use torch and numpy's BLAS have one thread, so numbers do not depend on how
+many cores there are.
 
 On a GPU, and with one core, the calling thread does the work.
 """
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import torch
+from threadpoolctl import threadpool_limits
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -36,6 +38,7 @@ class Workers:
     def __enter__(self) -> Workers:
         if self.count > 1:
             torch.set_num_threads(1)
+        self.blas = threadpool_limits(torch.get_num_threads(), user_api="blas")
         return self
 
     def __exit__(
@@ -45,6 +48,7 @@ class Workers:
         trace: TracebackType | None,
     ) -> None:
         self.pool.shutdown()
+        self.blas.restore_original_limits()
         torch.set_num_threads(self.cores)
 
     def each(

@@ -47,6 +47,10 @@ class ToyFile:
         data = np.fromfile(self.path, np.uint8, info.nbytes, offset=start)
         return torch.from_numpy(data).view(torch_dtype(info.dtype)).view(info.shape)
 
+    def raw(self, name: str) -> bytes:
+        start, stop = self.ranges[name]
+        return self.path.read_bytes()[start:stop]
+
     def release(self) -> None:
         """Nothing is mapped."""
 

@@ -144,6 +144,10 @@ class GgufFile:
         """Return a view, not to be written to: block formats as uint8 [..., bytes of a row]."""
         return self._data.read(name)
 
+    def raw(self, name: str) -> bytes:
+        """Return a copy of a tensor's bytes; it needs no torch."""
+        return self._data.raw(name)
+
     def release(self) -> None:
         """Drop every page of this file from memory; views stay valid and are read again."""
         self._data.release()

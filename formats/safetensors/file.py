@@ -235,6 +235,11 @@ class SafetensorsFile:
             flat = torch.frombuffer(mapped, dtype=dtype, count=info.numel, offset=start)
         return flat.reshape(info.shape)
 
+    def raw(self, name: str) -> bytes:
+        """Return a copy of a tensor's bytes; it needs no torch."""
+        start, stop = self.header.ranges[name]
+        return self._bytes()[start:stop] if start < stop else b""
+
     def release(self) -> None:
         """Drop every page of this file from memory; views stay valid and are read again."""
         if self._map is not None:

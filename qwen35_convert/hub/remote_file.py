@@ -71,6 +71,10 @@ class RemoteFile(SafetensorsFile):
         info = self.header.infos[name]
         return torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="meta")
 
+    def raw(self, _name: str) -> bytes | None:
+        """Return None: the bytes are not here."""
+        return None
+
     def release(self) -> None:
         """Do nothing: no page is held."""
 

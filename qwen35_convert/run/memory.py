@@ -139,7 +139,7 @@ def resident() -> int:
 
 def free_memory() -> int:
     """Return the bytes that this process may use: free on the machine, within every limit on us."""
-    return min(_of_machine(), *group_limits())
+    return min([_of_machine(), *group_limits()])
 
 
 def _of_machine() -> int:

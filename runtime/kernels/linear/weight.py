@@ -19,12 +19,12 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
 from runtime.kernels.dispatch import FEW_ROWS
 from runtime.kernels.launch import jit, tl, use_triton, widen
+from runtime.kernels.linear.cpu import times_rows
 
 BLOCK = 128
 _STRIP = 8 * BLOCK
@@ -157,7 +157,7 @@ def linear_fp8_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     for row in range(0, codes.shape[0], _STRIP):
         end = row + _STRIP
         weight = dequant_reference(codes[row:end], scale[row // edge : end // edge], x.dtype)
-        torch.mm(x, weight.T, out=y_MN[:, row:end])
+        y_MN[:, row:end] = times_rows(x, weight)
     return y_MN.to(x_MK.dtype)
 
 
@@ -165,7 +165,7 @@ def product_reference(x_MK: Tensor, weight: Weight) -> Tensor:
     """Return x @ weight.T in x's dtype, x not being quantised, in plain torch."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8_reference(x_MK, weight.codes, weight.scale)
-    return F.linear(x_MK, weight)
+    return times_rows(x_MK, weight)
 
 
 def dequant(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
