@@ -153,7 +153,7 @@ def _proof_text(told: dict[str, Any]) -> str:
 def _cache_text(told: dict[str, Any]) -> str:
     """Say how the scales of an FP8 cache were proven."""
     if told["proof"] == "again":
-        return f"{told['scales']} scales, computed again from the text"
+        return f"{told['scales']} scales, those that the text gives"
     return f"{told['scales']} scales, held to what the weights allow: {told['why']}"
 
 
