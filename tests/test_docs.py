@@ -1,0 +1,48 @@
+"""The pages of docs/: those that follow from the code, links, and the recipes of examples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe_files import bundled_recipes
+from tests.generated_docs import DOCS, PAGES
+
+ROOT = DOCS.parent
+WRITTEN = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says(name):
+    assert (DOCS / name).read_text() == PAGES[name](), "run python -m tests.generated_docs"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path):
+    lost = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not lost
+
+
+def test_every_page_is_linked_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert not [page.name for page in DOCS.glob("*.md") if f"docs/{page.name}" not in readme]
+    assert len(readme.splitlines()) < 150
+
+
+def test_every_recipe_is_described():
+    text = (DOCS / "recipes.md").read_text()
+    assert not [name for name in bundled_recipes() if f"`{name}`" not in text]
+
+
+def test_the_recipes_of_the_page_on_recipes_are_right(tmp_path):
+    text = (DOCS / "recipes.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for i, block in enumerate(blocks):
+        file = tmp_path / f"{i}.yaml"
+        file.write_text(block)
+        assert read_recipe(file).name == str(i)
