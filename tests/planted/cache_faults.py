@@ -84,7 +84,7 @@ def _lost(*lasts: str) -> Plant:
         for last in lasts:
             name = stored(tensors, last)
             del tensors.home(name).entries[name]
-        return f"{KEY}|{VALUE}"
+        return f"{KEY}|{VALUE}|{SCHEME}"
 
     return plant
 
@@ -114,8 +114,7 @@ def _as_codes(tensors: Tensors) -> str:
 HEADERS: dict[str, tuple[tuple[str, ...], Plant]] = {
     "keys-missing": (BOTH, _lost(KEY)),
     "values-missing": (BOTH, _lost(VALUE)),
-    # others leave out scales of 1
-    "both-missing": ((FORGED,), _lost(KEY, VALUE)),
+    "both-missing": (BOTH, _lost(KEY, VALUE)),
     "of-a-delta-rule": (BOTH, _stray("layers.0", "layers.0.self_attn.k_scale")),
     "two-numbers": (BOTH, _two_numbers),
     "in-fp8": (BOTH, _as_codes),

@@ -11,6 +11,7 @@ from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
 from tests.planted import (
     right_beside,
+    right_caches,
     right_configs,
     right_encoders,
     right_folders,
@@ -93,6 +94,7 @@ def _first(out: Path) -> Path:
 
 
 NO_MTP = ("mtp=drop",)
+FP8_CACHE = ("quantize.kv_cache=fp8", "quantize.calibrate.tokens=1024")
 THEIRS = ("quantize.mix=llama.cpp",)
 # name: (model, OUT, bundled recipe, what differs, workers)
 RECIPES: dict[str, tuple[str, str, str, tuple[str, ...], int]] = {
@@ -140,6 +142,10 @@ RECIPES: dict[str, tuple[str, str, str, tuple[str, ...], int]] = {
     "mix of llama.cpp q5 with experts": ("moe", "m.gguf", "gguf-q5_k_m", THEIRS, 1),
     "mix of llama.cpp q8": ("nano", "m.gguf", "gguf-q8_0", THEIRS, 1),
     "mix of llama.cpp mxfp4": ("moe", "m.gguf", "gguf-mxfp4_moe", THEIRS, 1),
+    "an FP8 cache beside channels": ("moe", "out", "fp8-channel", FP8_CACHE, 1),
+    "an FP8 cache of a text model": ("cast", "out", "fp8-block", FP8_CACHE, 1),
+    "an FP8 cache beside four bits": ("nano", "out", "nvfp4-mixed", FP8_CACHE, 1),
+    "an FP8 cache without mtp": ("wide", "out", "fp8-block-kv8", NO_MTP, 1),
     "f16": ("wide", "m.gguf", "gguf-bf16", ("quantize.scheme=f16",), 1),
     "f32": ("nano", "m.gguf", "gguf-bf16", ("quantize.scheme=f32",), 1),
     "f32 vision": ("wide", "m.gguf", "gguf-bf16", ("quantize.scheme=f32", "vision=keep"), 1),
@@ -164,6 +170,9 @@ AGAIN = {
     "channels to blocks": ("wide-fp8-channel", "out", "fp8-block"),
     "split file to one": ("wide-split", "m.gguf", "gguf-q4_k_m"),
     "shards to one": ("wide-sharded", "out", "bf16-split"),
+    "an FP8 cache to BF16": ("wide-fp8-block-kv8", "out", "bf16-split"),
+    "an FP8 cache to a file": ("moe-fp8-block-kv8", "m.gguf", "gguf-q8_0"),
+    "an FP8 cache again": ("moe-fp8-block-kv8", "out", "fp8-block-kv8"),
     "mixed to BF16": ("wide-mixed", "out", "bf16-split"),
 }
 
@@ -191,6 +200,7 @@ def _changed() -> Iterator[Right]:
         right_gguf,
         right_gguf_keys,
         right_tensors,
+        right_caches,
     ):
         for kind, name, base, change in table.changes():
             yield Right(kind, f"{name} {base}", partial(_change, base=base, change=change))

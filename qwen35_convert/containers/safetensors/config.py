@@ -87,13 +87,14 @@ def artifact_config(
 
 def _check_asked(block: dict[str, Any] | None) -> None:
     """Refuse a config that does not ask for an FP8 cache in compressed-tensors' words."""
-    key, expected = "quantize.kv_cache", "none, or another quantize.scheme"
+    key = "quantize.kv_cache"
     if block is None:
         got = "is fp8, but no weight is quantised, and config.json has no quantization_config"
-        raise RecipeError(key, got, expected)
+        raise RecipeError(key, got, "none, or another quantize.scheme")
     if block["quant_method"] != "compressed-tensors":
         got = f"is fp8, but config.json is that of {block['quant_method']}"
-        raise RecipeError(key, got, f"{expected}: compressed-tensors names the cache")
+        expected = "none, or quantize.dialect compressed-tensors, which names the cache"
+        raise RecipeError(key, got, expected)
 
 
 def _tie_flag(tied: bool | None) -> dict[str, bool]:  # noqa: FBT001 - the flag itself

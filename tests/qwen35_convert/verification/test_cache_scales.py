@@ -256,6 +256,8 @@ def test_a_scheme_that_engines_do_not_take_is_named(copied, field, value):
     [
         ("bf16-split", "mtp=keep", "quantize.kv_cache is fp8, but no weight is quantised"),
         ("fp8-block-hub", "only=layers.0.*", "a slice of a model has no cache"),
+        ("int4", "quantize.dialect=gptq", "config.json is that of gptq"),
+        ("nvfp4a16", "quantize.dialect=modelopt", "config.json is that of modelopt"),
         ("fp8-block-hub", "quantize.calibrate.text=nowhere.txt", "nowhere.txt cannot be read"),
     ],
 )
