@@ -34,8 +34,9 @@ from qwen35_convert.run.items import Effort, as_bytes
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
+from qwen35_convert.versions import version
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt, version
+from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt
 from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe

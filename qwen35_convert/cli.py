@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, LACKING, Qwen35Error
+from formats.errors import FELL_SHORT, INPUT, INTERRUPTED, LACKING, MISUSED, Qwen35Error
+from qwen35_convert import completion
 from qwen35_convert.cli_options import (
     DEFAULT_RECIPES,
     Base,
     Device,
     Json,
+    Junit,
     Memory,
     NoVerify,
     Out,
+    OutputFormat,
     Overwrite,
     PlanOnly,
+    Quiet,
     Set,
     Source,
     Stream,
@@ -33,8 +38,12 @@ from qwen35_convert.cli_options import (
     parse_limit,
     parse_numbers,
 )
+from qwen35_convert.errors import Interrupted
+from qwen35_convert.misuse import show_misuse
 from qwen35_convert.options import DEFAULTS as RUN
 from qwen35_convert.options import RunOptions
+from qwen35_convert.output import GITHUB, JSON, Output
+from qwen35_convert.streams import outlive_readers
 
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan
@@ -47,12 +56,33 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
-    help="Convert, quantise and verify Qwen3.5-family checkpoints.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MAX_MESSAGE = 4000
 COLLECTED_FROM = 200_000  # new objects; at Python's 700, collections are a tenth of `import torch`
-STOPPED = "qwen35: interrupted\n  left  run the same command again to resume"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from qwen35_convert.versions import version_line
+
+        print(version_line())
+        raise typer.Exit
+
+
+@app.callback()
+def qwen35(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and those of torch, triton and numba.",
+        ),
+    ] = False,
+) -> None:
+    """Convert, quantise and verify Qwen3.5-family checkpoints."""
 
 
 @app.command()
@@ -79,6 +109,7 @@ def download(
     repo: Annotated[str, typer.Argument(help="owner/name on the hub.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_default=False)],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Download the files a conversion needs, checked by size and hash.
 
@@ -86,7 +117,7 @@ def download(
     """
     from qwen35_convert import api
 
-    fetched = api.download(repo, out, revision=revision, progress=True)
+    fetched = api.download(repo, out, revision=revision, progress=not quiet)
     print(f"{fetched.path}: {len(fetched.files)} files of {fetched.repo}@{fetched.revision}")
 
 
@@ -96,7 +127,12 @@ def convert(
     out: Out,
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE", help="Recipe to follow.", show_default=DEFAULT_RECIPES),
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Recipe to follow.",
+            show_default=DEFAULT_RECIPES,
+            autocompletion=completion.recipe_names,
+        ),
     ] = None,
     base: Base = None,
     set_: Set = None,
@@ -115,10 +151,14 @@ def convert(
         str,
         typer.Option(
             help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
-            "--workers and --memory-limit then apply to each node."
+            "--workers and --memory-limit then apply to each node.",
+            autocompletion=completion.executors,
         ),
     ] = RUN.executor,
     json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+    quiet: Quiet = False,
 ) -> None:
     """Convert a checkpoint by a recipe, then verify the result against its source.
 
@@ -126,6 +166,7 @@ def convert(
     """
     from qwen35_convert.recipe import quoted
 
+    output = Output.of("convert", output_format, junit, json=json)
     overrides = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
     options = RunOptions(
         workers=workers,
@@ -135,9 +176,10 @@ def convert(
         stream=stream,
         overwrite=overwrite,
         verify=not no_verify,
+        progress=not quiet,
     )
     merged = _merged(source, base)
-    _convert(merged, out, recipe, options, overrides=overrides, plan=plan, json=json)
+    _convert(merged, out, recipe, options, output, overrides=overrides, plan=plan)
 
 
 @app.command()
@@ -145,7 +187,11 @@ def quantize(
     source: Source,
     out: Out,
     scheme: Annotated[
-        str, typer.Option(help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.")
+        str,
+        typer.Option(
+            help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.",
+            autocompletion=completion.scheme_names,
+        ),
     ],
     set_: Set = None,
     plan: PlanOnly = False,
@@ -156,6 +202,9 @@ def quantize(
     overwrite: Overwrite = False,
     no_verify: NoVerify = False,
     json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+    quiet: Quiet = False,
 ) -> None:
     """Quantise a checkpoint; names and layout stay as they are.
 
@@ -163,6 +212,7 @@ def quantize(
     """
     from qwen35_convert.api import quantize_recipe
 
+    output = Output.of("quantize", output_format, junit, json=json)
     recipe = quantize_recipe(scheme, tuple(set_ or ()))
     options = RunOptions(
         workers=workers,
@@ -171,8 +221,9 @@ def quantize(
         stream=stream,
         overwrite=overwrite,
         verify=not no_verify,
+        progress=not quiet,
     )
-    _convert(source, out, recipe, options, plan=plan, json=json)
+    _convert(source, out, recipe, options, output, plan=plan)
 
 
 def _merged(source: str, base: str | None) -> SourceOf:
@@ -187,23 +238,21 @@ def _convert(
     out: Path,
     recipe: str | Recipe | None,
     options: RunOptions,
+    output: Output,
     *,
     overrides: tuple[str, ...] = (),
     plan: bool,
-    json: bool,
 ) -> None:
     from qwen35_convert import api, report
 
     if plan:
-        stream = options.stream
-        _print_plan(api.plan(source, recipe, out, overrides=overrides, stream=stream), json=json)
+        planned = api.plan(source, recipe, out, overrides=overrides, stream=options.stream)
+        _print_plan(planned, json=output.form == JSON)
         return
-    options = replace(options, progress=True, on_plan=report.print_notes)
+    if options.progress and output.form != GITHUB:
+        options = replace(options, on_plan=report.print_notes)
     done = api.convert(source, out, recipe, options, overrides=overrides)
-    if json:
-        report.print_json(done.as_dict())
-    else:
-        report.print_conversion(done)
+    output.conversion(done)
     if done.failed:
         print(f"qwen35: {out} was not written: {done.out} failed its verification", file=sys.stderr)
         raise typer.Exit(FELL_SHORT)
@@ -227,7 +276,10 @@ def verify(
         str | None, typer.Option(metavar="SOURCE", help="Source it was made from.")
     ] = None,
     base: Base = None,
-    level: Annotated[str, typer.Option(help="structure, tensors or logits.")] = "tensors",
+    level: Annotated[
+        str,
+        typer.Option(help="structure, tensors or logits.", autocompletion=completion.levels),
+    ] = "tensors",
     text: Annotated[
         str, typer.Option(metavar="FILE", help="Text for level logits.", show_default="bundled")
     ] = "default",
@@ -249,18 +301,21 @@ def verify(
         bool, typer.Option("--list-checks", help="List what is checked at which level, and stop.")
     ] = False,
     json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+    quiet: Quiet = False,
 ) -> None:
     """Verify an artifact: its structure, every value, and its predictions.
 
     Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
     """
     from qwen35_convert import api, report
-
-    if list_checks:
-        report.print_checks(json=json)
-        return
     from qwen35_convert.errors import RecipeError
 
+    output = Output.of("verify", output_format, junit, json=json)
+    if list_checks:
+        report.print_checks(json=output.form == JSON)
+        return
     if artifact is None:
         raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
     if base is not None and against is None:
@@ -271,13 +326,10 @@ def verify(
         against and _merged(against, base),
         level=level,
         logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
-        options=RunOptions(workers=workers, memory_limit=limit, progress=True),
+        options=RunOptions(workers=workers, memory_limit=limit, progress=not quiet),
         by_bounds=by_bounds,
     )
-    if json:
-        report.print_json(result.as_dict())
-    else:
-        report.print_report(result)
+    output.verification(result, artifact)
     if not result.passed:
         raise typer.Exit(FELL_SHORT)
 
@@ -295,6 +347,7 @@ def imatrix(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compute an importance matrix, for the key quantize.imatrix of a GGUF recipe.
 
@@ -302,11 +355,13 @@ def imatrix(
     """
     from qwen35_convert import api, report
 
-    matrix = api.imatrix(source, out, text=text, chunks=chunks, overwrite=overwrite, progress=True)
+    matrix = api.imatrix(
+        source, out, text=text, chunks=chunks, overwrite=overwrite, progress=not quiet
+    )
     if json:
         report.print_json(matrix.as_dict())
     else:
-        report.print_imatrix(matrix)
+        report.print_imatrix(matrix, notes=not quiet)
 
 
 @app.command()
@@ -326,6 +381,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Draw a roofline plot (png, svg, pdf).")
     ] = None,
     json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time an artifact on this machine and compare it with the hardware limit.
 
@@ -336,7 +392,7 @@ def bench(
     sweep = api.Sweep(
         parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer
     )
-    measured = api.bench(artifact, sweep, progress=True)
+    measured = api.bench(artifact, sweep, progress=not quiet)
     if plot is not None:
         from qwen35_convert.benchmarking.roofline import draw_roofline
 
@@ -379,19 +435,41 @@ def run(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Recipe to print.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Recipe to print.", autocompletion=completion.recipe_names),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="List every mistake of a recipe; exit 2 if it has any."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
+    ] = False,
+    json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
 ) -> None:
-    """List the bundled recipes, or print one.
+    """List the bundled recipes, print one, or check a recipe of your own.
 
-    Example: qwen35 recipes fp8-block
+    Example: qwen35 recipes --check ours.yaml
     """
-    from qwen35_convert.recipe_files import bundled_recipes, find_recipe, headline
+    from qwen35_convert import recipe_report
 
-    if name:
-        print(find_recipe(name).read_text(encoding="utf-8"), end="")
-        return
-    for bundled in bundled_recipes():
-        print(f"{bundled:<16} {headline(bundled)}")
+    output = Output.of("recipes", output_format, junit, json=json)
+    if check is not None:
+        from qwen35_convert.recipe_check import check_recipe
+
+        mistakes = check_recipe(check)
+        output.mistakes(check, mistakes)
+        if mistakes:
+            raise typer.Exit(MISUSED)
+    elif schema:
+        recipe_report.print_schema()
+    elif name:
+        recipe_report.print_recipe(name, json=output.form == JSON)
+    else:
+        recipe_report.print_recipes(json=output.form == JSON)
 
 
 def main() -> None:
@@ -400,23 +478,30 @@ def main() -> None:
         print("qwen35: Windows is not supported; use WSL, which is Linux", file=sys.stderr)
         sys.exit(LACKING)
     gc.set_threshold(COLLECTED_FROM)
+    outlive_readers()
+    words = sys.argv[1:]
     try:
         from qwen35_convert.run.bus_error import exit_on_bus_error
 
         exit_on_bus_error(INPUT)
-        app(prog_name="qwen35")
+        code = run_words(words)
     except KeyboardInterrupt:  # before or after the command itself
-        print(STOPPED, file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except SystemExit as done:
-        if done.code == INTERRUPTED:
-            print(STOPPED, file=sys.stderr)
-        raise
+        code = Output.of_words(words).error(Interrupted())
+    sys.exit(code)
+
+
+def run_words(words: Sequence[str]) -> int:
+    """Run a command line; return its exit code."""
+    output = Output.of_words(words)
+    try:
+        code = app(list(words), prog_name="qwen35", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        return output.misuse(show_misuse(error), error.exit_code)
     except Qwen35Error as error:
-        text = str(error)
-        text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ..."
-        print(f"qwen35: {text}\n  left  {error.left}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return output.error(error)
+    if code == INTERRUPTED:
+        return output.error(Interrupted())
+    return int(code)
 
 
 if __name__ == "__main__":

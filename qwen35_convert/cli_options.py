@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qwen35_convert import completion
+
 if TYPE_CHECKING:
     from qwen35_convert.options import Limit
 
@@ -48,7 +50,9 @@ Memory = Annotated[
         show_default="600MB, or 3/4 of free memory",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Quantise on cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(help="Quantise on cpu or cuda.", autocompletion=completion.devices)
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model at OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip verification after writing.")]
 Stream = Annotated[
@@ -59,6 +63,22 @@ Stream = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+OutputFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--output-format",
+        metavar="text|json|github",
+        help="json: as --json. github: text, and annotations for GitHub Actions.",
+        show_default="text",
+        autocompletion=completion.forms,
+    ),
+]
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the results as JUnit XML.")
+]
+Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Show no progress and no notes on stderr.")
+]
 
 
 def parse_limit(size: str | None) -> Limit:

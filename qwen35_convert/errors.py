@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from formats.errors import LACKING, MISUSED, OUTPUT, FormatError, Qwen35Error
+from formats.errors import INTERRUPTED, LACKING, MISUSED, OUTPUT, FormatError, Qwen35Error
 
 __all__ = [
     "FetchError",
     "FormatError",
+    "Interrupted",
     "MissingError",
     "Mistake",
     "OutputError",
@@ -53,6 +54,11 @@ class Mistake:
         }
 
 
+def in_order(mistakes: Iterable[Mistake]) -> list[Mistake]:
+    """Return mistakes in the order in which they are written."""
+    return sorted(mistakes, key=lambda one: (one.place.line or 0, one.place.column or 0))
+
+
 class RecipeError(Qwen35Error):
     """The recipe or an option is invalid, or asks for something impossible.
 
@@ -65,8 +71,9 @@ class RecipeError(Qwen35Error):
     @classmethod
     def of(cls, mistakes: Sequence[Mistake]) -> RecipeError:
         """Return the error for these mistakes."""
-        error = cls("\n".join(map(str, mistakes)))
-        error.mistakes = tuple(mistakes)
+        ordered = in_order(mistakes)
+        error = cls("\n".join(map(str, ordered)))
+        error.mistakes = ordered
         return error
 
 
@@ -88,3 +95,12 @@ class MissingError(Qwen35Error):
     """The machine lacks something: a GPU, an optional extra, a cluster."""
 
     exit_code = LACKING
+
+
+class Interrupted(Qwen35Error):
+    """Ctrl-C: what was finished is kept."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted", left="run the same command again to resume")

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qwen35_convert.errors import MissingError, RecipeError
+from qwen35_convert.recipe_files import guess
 
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan
 
 DEVICES = ("cpu", "cuda")
 EXECUTORS = ("threads", "ray")
+LEVELS = ("structure", "tensors", "logits")
 MAX_DEFAULT_WORKERS = 8
 
 
@@ -93,9 +95,9 @@ class RunOptions:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is none of the choices. RecipeError."""
+    """Refuse a value that is none of the choices, with the nearest one. RecipeError."""
     if value not in choices:
-        raise RecipeError(name, f"is {value!r}", " or ".join(choices))
+        raise RecipeError(name, f"is {value!r}", " or ".join(choices) + guess(value, choices))
 
 
 def check_device(device: str, fix: str) -> None:

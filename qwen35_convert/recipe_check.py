@@ -22,7 +22,7 @@ from quant.errors import QuantError
 from quant.ggml import codec
 from quant.mix.choose import FILE_TYPES
 from quant.registry import get_scheme, unknown
-from qwen35_convert.errors import Mistake, RecipeError
+from qwen35_convert.errors import Mistake, RecipeError, in_order
 from qwen35_convert.plain_yaml import Path, Places
 from qwen35_convert.recipe import FORMATS, Recipe
 from qwen35_convert.recipe_files import find_recipe, read_written
@@ -46,7 +46,7 @@ def check_recipe(name: str) -> list[Mistake]:
     recipe, mistakes = _valid_part(values, places)
     if recipe is not None:
         mistakes += _unusable(recipe, places)
-    return sorted(mistakes, key=lambda one: (one.place.line or 0, one.place.column or 0))
+    return in_order(mistakes)
 
 
 def _valid_part(values: dict[str, Any], places: Places) -> tuple[Recipe | None, list[Mistake]]:

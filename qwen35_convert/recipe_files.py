@@ -9,7 +9,7 @@ Sections are merged key by key; any other value, a list too, replaces the one be
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,9 +74,10 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def guess(name: str, known: list[str]) -> str:
+def guess(name: str, known: Sequence[str]) -> str:
     """Return the words that offer the known name nearest to one that is not known, if any is."""
-    near = difflib.get_close_matches(name, known, 1)
+    longer = [one for one in known if name and one.startswith(name)]
+    near = difflib.get_close_matches(name, known, 1) or longer
     return f", did you mean {near[0]!r}?" if near else ""
 
 

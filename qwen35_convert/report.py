@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from qwen35_convert.verification.verify import Report
 
 MAX_LISTED = 20
+SCHEMA_VERSION = (
+    1  # of every JSON object that a command prints; another meaning of a key is a new one
+)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON object on stdout."""
-    sys.stdout.write(dump_json(value).decode())
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on stdout, with the version of what its keys mean."""
+    sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, **value}).decode())
 
 
 def print_notes(plan: Plan) -> None:
@@ -180,12 +183,12 @@ def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
     )
 
 
-def print_imatrix(matrix: ImatrixReport) -> None:
+def print_imatrix(matrix: ImatrixReport, *, notes: bool) -> None:
     """Print the size of an importance matrix, and the experts that it does not cover."""
     print(
         f"{matrix.out}: {matrix.tensors} tensors, {matrix.tokens} tokens in {matrix.chunks} chunks"
     )
-    if matrix.unseen:
+    if matrix.unseen and notes:
         some = ", ".join(matrix.unseen[:MAX_LISTED])
         print(f"note: no token reached {len(matrix.unseen)} experts: {some}", file=sys.stderr)
 

@@ -19,7 +19,7 @@ from qwen35_convert.benchmarking.work import Work, count_work
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import check_device
 from qwen35_convert.recipe import BenchSweep
-from qwen35_convert.write.receipt import version
+from qwen35_convert.versions import version
 
 if TYPE_CHECKING:
     from runtime.floors import Card

@@ -33,8 +33,8 @@ from qwen35_convert.options import MAX_DEFAULT_WORKERS, Limit
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.run.items import Effort, in_file_order
 from qwen35_convert.run.ray_node import Node, Spec
+from qwen35_convert.versions import version
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.items import Effort, convert_items
 from qwen35_convert.run.memory import fit_memory
 from qwen35_convert.source import merge
-from qwen35_convert.write.receipt import version
+from qwen35_convert.versions import version
 from qwen35_convert.write.sink import FolderSink, read_mark
 
 SHARED = "a file system that all nodes share"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.options import LEVELS, check_choice
 from qwen35_convert.text.generation import check_head
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 
-LEVELS = ("structure", "tensors", "logits")
 STRUCTURE, LOGITS = LEVELS[0], LEVELS[-1]
 
 
@@ -29,8 +29,7 @@ class Level:
 
 def effective_level(asked: str, check: LogitsCheck) -> Level:
     """Return the level to verify. RecipeError for one that does not exist."""
-    if asked not in LEVELS:
-        raise RecipeError(f"level is {asked!r}, expected one of {', '.join(LEVELS)}")
+    check_choice("level", asked, LEVELS)
     if asked == LOGITS or not check.stated:
         return Level(asked)
     verb = "is" if len(check.stated) == 1 else "are"

@@ -20,7 +20,7 @@ from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, check_adapter, read_receipt
-from qwen35_convert.write.receipt import version
+from qwen35_convert.versions import version
 
 if TYPE_CHECKING:
     from torch import Tensor

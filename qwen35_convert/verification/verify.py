@@ -12,18 +12,20 @@ container and scheme says what a right one may be. What is checked is a table (`
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
+from qwen35_convert.options import LEVELS
 from qwen35_convert.verification.compare import Compared, by_scheme
-from qwen35_convert.verification.levels import LEVELS, need_source
+from qwen35_convert.verification.levels import need_source
 from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
 
 __all__ = ["Checks", "Report", "verify"]
+OPENING = "opening"  # what is wrong before the first check, such as a receipt that is not JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Report:
     """What verification found. `passed` is false if anything at all is wrong.
 
     raised       why the level is not the one asked for
+    checks       what each check that ran found, by its id
     calibration  how calibrated weights were proven; None: there are none
     cache        how the scales of an FP8 cache were proven; None: there are none
     """
@@ -45,6 +48,7 @@ class Report:
     raised: str | None = None
     calibration: dict[str, Any] | None = None
     cache: dict[str, Any] | None = None
+    checks: dict[str, list[Failure]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -58,6 +62,7 @@ class Report:
             "level": self.level,
             "raised": self.raised,
             "against": self.against,
+            "checks": {check: len(failures) for check, failures in self.checks.items()},
             "structure": self.structure,
             "schemes": self.schemes,
             "calibration": self.calibration,
@@ -76,9 +81,11 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
     level = checks.effective
     need_source(level, given=source is not None)
     proof = Proof.of(opened, source, checks)
+    found = {OPENING: list(proof.failures)}
     for check in CHECKS:
         if LEVELS.index(check.level) <= LEVELS.index(level.name) and check.applies(proof):
-            proof.failures += check.run(proof)
+            found[check.id] = list(dict.fromkeys(check.run(proof)))
+            proof.failures += found[check.id]
     return Report(
         level=level.name,
         structure=_structure(opened),
@@ -90,6 +97,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         raised=level.raised,
         calibration=proof.calibration,
         cache=proof.cache,
+        checks=found,
     )
 
 

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import metadata
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from formats.adapter.changes import ADAPTER_FILES
 from qwen35_convert.planning.plan import Plan
+from qwen35_convert.versions import version
 
 RECEIPT = "qwen35-receipt.json"
 HASH_CHUNK = 1 << 20
@@ -61,14 +61,6 @@ class Proof:
 def receipt_name(out: Path) -> str:
     """Return the name of a GGUF file's receipt, which lies beside it."""
     return f"{out.name}.receipt.json"
-
-
-def version() -> str:
-    """Return the installed version of qwen35."""
-    try:
-        return metadata.version("qwen35")
-    except metadata.PackageNotFoundError:
-        return "0+checkout"
 
 
 def sha256_file(path: Path, stop: threading.Event | None = None) -> str:

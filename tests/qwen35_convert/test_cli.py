@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from qwen35_convert.recipe_files import bundled_recipes
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe_files import bundled_recipes, headline
+from qwen35_convert.recipe_report import recipe_row
 from tests.checkpoints import dense, moe
+from tests.qwen35_convert.command import ROOT, called, qwen35
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = (
     "inspect",
     "download",
@@ -28,14 +32,6 @@ COMMANDS = (
     "run",
     "recipes",
 )
-
-
-def qwen35(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qwen35_convert.cli", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def test_help_needs_no_torch():
@@ -267,3 +263,134 @@ def test_recipes_are_listed_and_printed():
     for name in bundled_recipes():
         assert name in listed
     assert "scheme: fp8-block" in qwen35("recipes", "fp8-block").stdout
+
+
+@pytest.mark.parametrize("name", bundled_recipes())
+def test_the_table_of_recipes_says_size_and_error_of_each(name):
+    row = recipe_row(name)
+    assert row["use"] == headline(name)
+    assert row["scheme"] == read_recipe(name).quantize.scheme
+    assert re.match(r"\d|that of|35B", row["size"])
+    assert re.match(r"(Weight error|KL on our tiny models|KL on our tiny MoE): \S", row["error"])
+
+
+def test_recipes_are_a_table_in_json_and_each_is_resolved():
+    rows = json.loads(called("recipes", "--json").stdout)["recipes"]
+    assert [row["name"] for row in rows] == bundled_recipes()
+    one = json.loads(called("recipes", "int4", "--json").stdout)["recipe"]
+    assert one == read_recipe("int4").model_dump(mode="json")
+
+
+def test_the_version_names_what_numbers_depend_on_and_loads_none_of_it():
+    code = (
+        "import sys\n"
+        "sys.argv = ['qwen35', '--version']\n"
+        "from qwen35_convert import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as done:\n    assert not done.code\n"
+        "assert not {'torch', 'triton', 'numba'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    installed = metadata.version("torch")
+    assert re.fullmatch(
+        rf"qwen35 \S+ \(Python 3\.\S+, torch {re.escape(installed)}, triton [^,]+, numba [^,]+\)\n",
+        done.stdout,
+    )
+
+
+def test_h_is_help_of_every_command():
+    for command in COMMANDS:
+        assert called(command, "-h").stdout == called(command, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guess"),
+    [
+        (["recipe"], "Did you mean 'recipes'?"),
+        (["downlaod", "x"], "Did you mean 'download'?"),
+        (["bunch"], "Did you mean 'bench'?"),
+        (["convert", "x", "--recip", "x"], "Did you mean '--recipe'?"),
+        (["convert", "x", "--over"], "Did you mean '--overwrite'?"),
+        (["verify", "x", "--max"], "Did you mean '--max-kl'?"),
+        (["verify", "x", "--level", "logit"], "did you mean 'logits'?"),
+        (["convert", "x", "-o", "y", "--recipe", "fp8"], "did you mean 'fp8-block'?"),
+        (["convert", "x", "-o", "y", "--device", "cuda0"], "did you mean 'cuda'?"),
+        (
+            ["convert", "x", "-o", "y", "--recipe", "int4", "--set", "quantize.schem=keep"],
+            "did you mean 'scheme'?",
+        ),
+    ],
+)
+def test_a_mistake_gets_one_guess(arguments, guess):
+    done = called(*arguments)
+    assert done.returncode == 2
+    assert guess in done.stderr
+    assert done.stderr.lower().count("did you mean") <= 1
+    assert not re.search(r"id you mean '[^']*',|Possible options", done.stderr)
+
+
+def unread(*arguments: object) -> tuple[int, str]:
+    """Return exit code and stderr of a command whose stdout nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "qwen35_convert", *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "fp8-block"], ["convert", "-h"]])
+def test_a_reader_that_leaves_is_no_failure(arguments):
+    assert unread(*arguments) == (0, "")
+
+
+def test_a_reader_that_leaves_does_not_pass_what_failed(tmp_path, nano):
+    """`qwen35 verify ... | head -1` keeps its exit code."""
+    source = dense(tmp_path / "in")
+    assert called("convert", source, "-o", tmp_path / "out", "--no-verify").returncode == 0
+    arguments = ["verify", tmp_path / "out", "--against", nano, "--level", "structure", "-q"]
+    assert unread(*arguments) == (1, "")
+
+
+def completed(line: str) -> list[str]:
+    """Return what bash is offered for the last word of a line."""
+    words = line.split(" ")
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "_QWEN35_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    command = [sys.executable, "-m", "qwen35_convert"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("qwen35 ver", ["verify"]),
+        ("qwen35 convert x --recipe fp8-block-", ["fp8-block-gdn", "fp8-block-hub"]),
+        ("qwen35 recipes bf", ["bf16-split"]),
+        ("qwen35 verify x --level ", ["structure", "tensors", "logits"]),
+        ("qwen35 quantize x --scheme fp8", ["fp8-block", "fp8-channel"]),
+        ("qwen35 convert x --device ", ["cpu", "cuda"]),
+        ("qwen35 convert x --executor r", ["ray"]),
+        ("qwen35 verify x --output-format ", ["text", "json", "github"]),
+    ],
+)
+def test_a_shell_completes_values(line, offered):
+    assert completed(line) == offered
+
+
+def test_quiet_leaves_stderr_empty_and_results_on_stdout(tmp_path):
+    source = moe(tmp_path / "in")
+    loud = called("convert", source, "-o", tmp_path / "loud", "--recipe", "int4-g32")
+    assert "note: " in loud.stderr
+    quiet = called("convert", source, "-o", tmp_path / "quiet", "--recipe", "int4-g32", "-q")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert quiet.stdout == loud.stdout.replace("loud:", "quiet:")

@@ -1,0 +1,5 @@
+"""`python -m qwen35_convert` is the command `qwen35`."""
+
+from qwen35_convert.cli import main
+
+main()

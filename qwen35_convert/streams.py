@@ -1,0 +1,45 @@
+"""Standard output and error that outlive their reader: `qwen35 recipes | head -1` is no failure.
+
+What nobody reads any more is dropped, and the command ends with the exit code that it would have
+had: an artifact that fell short must not pass because a pipe was closed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class _Pipe(io.FileIO):
+    """A file that drops what is written once nobody reads it."""
+
+    def write(self, data: Buffer) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Put streams of this kind in the place of standard output and error."""
+    sys.stdout = _lasting(sys.stdout)
+    sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: TextIO) -> TextIO:
+    try:
+        file = stream.fileno()
+    except (AttributeError, OSError, ValueError):  # closed, or no file
+        return stream
+    stream.flush()
+    buffer = io.BufferedWriter(_Pipe(file, "w", closefd=False))
+    lines = stream.isatty() or stream is sys.stderr
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines)
