@@ -81,6 +81,16 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder and those above it, durably; return the new ones, the outermost first."""
+    missing = [path, *path.parents]
+    new = [folder for folder in reversed(missing) if not folder.exists()]
+    for folder in new:
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+    return new
+
+
 @contextmanager
 def _synced(path: Path, flags: int) -> Iterator[int]:
     """Yield the file, open to write; what was written is durable afterwards."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from formats.family.names import optional_part
 from formats.stored import KEEP, Problem, by_cause, tell
 from qwen35_convert.write.receipt import dump_json
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from qwen35_convert.benchmarking.bench import Bench
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
     from qwen35_convert.inspection.inspect import Inspection
-    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.planning.plan import Plan, Shard
     from qwen35_convert.verification.verify import Report
 
 MAX_LISTED = 20
@@ -101,8 +102,20 @@ def print_conversion(done: Conversion) -> None:
     """Print where the artifact is, and the report of its verification."""
     tensors, size = len(done.plan.tensors), size_text(done.plan.nbytes)
     print(f"{done.out}: {tensors} tensors, {size}, recipe {done.plan.recipe.name}")
+    for shard in _vision_files(done):
+        path, size = done.out.with_name(shard.name), size_text(shard.nbytes)
+        print(f"{path}: {len(shard.infos)} of these tensors, {size}: vision, for --mmproj")
     if done.report:
         print_report(done.report)
+
+
+def _vision_files(done: Conversion) -> list[Shard]:
+    """Return the files beside a file that hold the vision tower alone."""
+    if done.out.is_dir():
+        return []
+    items = (item for item in done.plan.items if optional_part(item.atom.hub) == "vision")
+    vision = {output.name for item in items for output in item.outputs}
+    return [s for s in done.plan.shards if vision.issuperset(info.name for info in s.infos)]
 
 
 def print_checks(*, json: bool) -> None:
@@ -126,7 +139,8 @@ def print_report(report: Report) -> None:
         f"{size_text(structure['bytes'])}, MTP layers {structure['mtp_layers']}"
     )
     for scheme, line in report.schemes.items():
-        print(f"{scheme:<12}{_scheme_text(scheme, line)}")
+        weights = structure["weights"].get(scheme, 0)
+        print(f"{scheme:<12}{_scheme_text(line, weights)}")
     if report.calibration:
         print(f"calibrated  {_proof_text(report.calibration)}")
     if report.cache:
@@ -173,13 +187,14 @@ def _print_logits(logits: dict[str, Any]) -> None:
         print(f"layer {layer['layer']:<6}{layer['kind']:<18}error {layer['relative_error']:.3g}")
 
 
-def _scheme_text(scheme: str, line: dict[str, Any]) -> str:
+def _scheme_text(line: dict[str, Any], weights: int) -> str:
     if "relative_rms" not in line:
         return f"{line['tensors']} tensors, compared byte for byte"
+    zeros = f"{line['zeros']:,} of {weights:,} ({line['zeros'] / max(1, weights):.2%})"
     return (
         f"{line['tensors']} tensors, relative RMS error {line['relative_rms']:.4%}, "
         f"cosine {line['cosine']:.6f}, largest error {line['max_abs']:.3g}, "
-        f"saturated: {line['saturated']:,}, rounded to zero: {line['zeros']:,}"
+        f"saturated: {line['saturated']:,}, rounded to zero: {zeros}"
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from formats.checkpoint import Checkpoint
@@ -109,11 +110,20 @@ def _structure(artifact: Checkpoint) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in artifact.infos().values()),
         "dtypes": dict(Counter(info.dtype for info in artifact.infos().values())),
         "schemes": dict(Counter(atom.scheme for atom in atoms)),
+        "weights": _weights(artifact),
         "unproven": sorted({atom.scheme for atom in atoms if not scheme_of(atom).bounded}),
         "mtp_layers": artifact.layout.form.mtp_layers,
         "tied": artifact.layout.tied,
         "notes": artifact.layout.notes,
     }
+
+
+def _weights(artifact: Checkpoint) -> dict[str, int]:
+    """Return how many weights are stored in each scheme."""
+    counts: Counter[str] = Counter()
+    for atom in artifact.layout.atoms.values():
+        counts[atom.scheme] += prod(atom.shape)
+    return dict(counts)
 
 
 def _line(compared: Compared) -> dict[str, Any]:

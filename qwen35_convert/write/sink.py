@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shlex
 import shutil
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from formats.errors import FormatError
 from qwen35_convert.durable import (
+    make_folders,
     replace_folder,
     reserve,
     rewrite,
@@ -78,16 +79,10 @@ def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def check_parent(out: Path) -> None:
-    """Refuse an OUT whose folder does not exist."""
-    if out.parent.exists() and not out.parent.is_dir():
-        raise OutputError(str(out.parent), "is a file", "the folder that OUT goes into")
-    if not out.parent.exists():
-        raise OutputError(
-            str(out.parent),
-            "does not exist",
-            "the folder that OUT goes into",
-            f"mkdir -p {shlex.quote(str(out.parent))}",
-        )
+    """Refuse an OUT that would be inside a file; folders that are missing are made later."""
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise OutputError(str(nearest), "is a file", "the folder that OUT goes into")
 
 
 class FolderSink:
@@ -104,6 +99,7 @@ class FolderSink:
         }
         self._files: dict[str, int] = {}
         self._added: list[str] = []
+        self._made: list[Path] = []
         self._lock = -1
         self._lost: OutputError | None = None
 
@@ -125,6 +121,7 @@ class FolderSink:
     def open(self) -> None:
         """Create or reopen the folder, lock it. OutputError if another conversion holds it."""
         try:
+            self._made += make_folders(self.out.absolute().parent)
             self.work.mkdir(exist_ok=True)
             self._lock = os.open(self.work / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -264,6 +261,9 @@ class FolderSink:
         """Remove everything that was written."""
         self.close()
         shutil.rmtree(self.work, ignore_errors=True)
+        with suppress(OSError):  # another conversion may be there
+            for folder in reversed(self._made):
+                folder.rmdir()
 
     def close(self) -> None:
         """Close all files; what was written stays for a later run."""

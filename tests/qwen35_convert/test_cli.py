@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.recipe_files import bundled_recipes, headline
@@ -157,7 +159,6 @@ def test_verify_fails_with_exit_1_and_the_artifact_stays(tmp_path):
         ),
         (["quantize", "SOURCE", "-o", "OUT", "--scheme", "fp8"], 2, "fp8-block"),
         (["convert", "nowhere/at/all", "-o", "OUT"], 3, "does not exist"),
-        (["convert", "SOURCE", "-o", "no/such/folder/OUT"], 4, "does not exist"),
         (["convert", "SOURCE", "-o", "SOURCE"], 4, "contain each other"),
         (["convert", "SOURCE", "-o", "OUT", "--device", "cuda"], 5, "no CUDA GPU found"),
         (["verify", "nowhere"], 3, "does not exist"),
@@ -394,3 +395,26 @@ def test_quiet_leaves_stderr_empty_and_results_on_stdout(tmp_path):
     quiet = called("convert", source, "-o", tmp_path / "quiet", "--recipe", "int4-g32", "-q")
     assert (quiet.returncode, quiet.stderr) == (0, "")
     assert quiet.stdout == loud.stdout.replace("loud:", "quiet:")
+
+
+def test_the_summary_of_a_gguf_names_its_vision_file(tmp_path, nano):
+    out = tmp_path / "new" / "m.gguf"
+    arguments = ["--recipe", "gguf-bf16", "--set", "vision=keep", "--no-verify", "-q"]
+    first, second = called("convert", nano, "-o", out, *arguments).stdout.splitlines()
+    assert first.startswith(f"{out}: ")
+    assert re.fullmatch(
+        rf"{out.parent}/mmproj-m\.gguf: \d+ of these tensors, \S+ .B: vision, for --mmproj", second
+    )
+
+
+def test_the_summary_says_of_how_many_weights_some_became_zero(tmp_path, nano):
+    out = tmp_path / "out"
+    line = called("convert", nano, "-o", out, "-q").stdout.splitlines()[2]
+    assert line.startswith("fp8-block ")
+    zeros, weights, share = re.search(
+        r"rounded to zero: (\S+) of (\S+) \((\S+) ?%\)", line
+    ).groups()
+    assert round(100 * int(zeros) / int(weights.replace(",", "")), 2) == float(share)
+    stored = load_file(out / "model.safetensors")
+    codes = [w for w in stored.values() if w.dtype == torch.float8_e4m3fn]
+    assert sum(w.numel() for w in codes) == int(weights.replace(",", ""))

@@ -19,7 +19,7 @@ from formats.gguf.imatrix import CHUNKS, COUNTS, DATASETS, IMATRIX, SUMS, TYPE
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.tensor import TensorInfo
 from qwen35_convert.containers.gguf.shards import gguf_shard
-from qwen35_convert.durable import reserve, write_all, writing, written_aside
+from qwen35_convert.durable import make_folders, reserve, write_all, writing, written_aside
 from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids
 from qwen35_convert.write.file_sink import check_out_files
 from qwen35_convert.write.sink import partial_of
@@ -112,8 +112,10 @@ def _write(
         Kv("imatrix.chunk_size", "uint32", CHUNK),
     ]
     shard = gguf_shard(out.name, pairs, infos)
-    with writing(out, "writing it", NOTHING), written_aside(out, partial_of(out)) as file:
-        reserve(file, shard.nbytes)
-        write_all(file, memoryview(shard.header), 0)
-        for offset, value in zip(shard.offsets, tensors.values(), strict=True):
-            write_all(file, memoryview(value.contiguous().numpy().tobytes()), offset)
+    with writing(out, "writing it", NOTHING):
+        make_folders(out.absolute().parent)
+        with written_aside(out, partial_of(out)) as file:
+            reserve(file, shard.nbytes)
+            write_all(file, memoryview(shard.header), 0)
+            for offset, value in zip(shard.offsets, tensors.values(), strict=True):
+                write_all(file, memoryview(value.contiguous().numpy().tobytes()), offset)

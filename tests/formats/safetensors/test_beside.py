@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import qwen35_convert as q
 from formats.errors import FormatError
@@ -262,10 +262,32 @@ def test_a_folder_whose_name_ends_in_gguf_is_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["out", "m.gguf"])
-def test_an_out_whose_folder_is_not_there_says_what_to_type(nano, tmp_path, name):
+def test_the_folders_above_out_are_made(nano, tmp_path, monkeypatch, name):
     recipe = "gguf-bf16" if name == "m.gguf" else "bf16-split"
-    with pytest.raises(q.Qwen35Error) as error:
-        q.convert(nano, tmp_path / "not there" / "yet" / name, recipe)
-    assert f"mkdir -p '{tmp_path}/not there/yet'" in str(error.value)
+    monkeypatch.chdir(tmp_path)
+    out = Path("not there") / "yet" / name
+    assert q.convert(nano, out, recipe).report.passed
+    assert (tmp_path / out).exists()
+
+
+@pytest.mark.parametrize("name", ["out", "m.gguf"])
+def test_an_out_inside_a_file_is_refused(nano, tmp_path, name):
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(
+        q.Qwen35Error, match="file is a file, expected the folder that OUT"
+    ) as error:
+        q.convert(nano, tmp_path / "file" / "in" / name, "gguf-bf16" if name != "out" else None)
     assert error.value.exit_code == 4
-    assert not (tmp_path / "not there").exists()
+    assert (tmp_path / "file").read_bytes() == b"mine"
+
+
+def test_folders_that_were_made_for_what_is_refused_are_removed(tmp_path):
+    folder = dense(tmp_path / "in")
+    name = "model.language_model.layers.0.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    weights[name][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "there").mkdir()
+    with pytest.raises(q.Qwen35Error, match="NaN"):
+        q.convert(folder, tmp_path / "there" / "not" / "yet" / "out")
+    assert list((tmp_path / "there").iterdir()) == []
