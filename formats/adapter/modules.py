@@ -44,6 +44,8 @@ PARAMETERS = tuple(rule.hub.rpartition(".")[2] for rule in EXPERTS_FUSED)
 SWAPPED_SINCE = (0, 20)
 FLOATS = ("BF16", "F16", "F32")
 TELL_VERSION = "write the peft_version that saved it into adapter_config.json"
+TRAINED_ON = "give the model that the adapter was trained on"
+WITHOUT_BIAS = "train it without lora_bias: the layer has no bias to which one could be added"
 CONFIG = "use the adapter_config.json that belongs to these tensors"
 
 
@@ -129,13 +131,11 @@ class Modules:
     def _is_parameter(self, name: str) -> bool:
         return any(f".{name}".endswith(f".{wanted}") for wanted in self.config.parameters)
 
-    def _slot(self, hub: str, part: Part) -> Slot | None:
+    def _slot(self, hub: str, part: Part, remedy: str = TRAINED_ON) -> Slot | None:
         slot = self.places.slot(hub)
         if slot is None or not self.places.of(slot):
             problem = f"changes {hub.removesuffix('.weight')}, which the base model does not have"
-            self.problems.append(
-                Problem(part.stored, problem, "give the model that the adapter was trained on")
-            )
+            self.problems.append(Problem(part.stored, problem, remedy, cause="absent"))
             return None
         return slot
 
@@ -188,7 +188,7 @@ class Modules:
         import torch
 
         part = group.get(BIAS)
-        slot = None if part is None else self._slot(f"{hub}.bias", part)
+        slot = None if part is None else self._slot(f"{hub}.bias", part, WITHOUT_BIAS)
         if part is not None and slot is not None and self._fits({part: slot.shape}, slot):
             column, one = self._read(part).view(1, -1, 1), torch.ones(1, 1, 1)
             yield Trained(part.stored, slot, LowRank(column, one, scale))

@@ -292,6 +292,7 @@ TENSORS = {
     "score": ({f"{PREFIX}score.weight": noise(2, 128)}, "score, which the base model does not"),
     "whole": ({f"{PREFIX}lm_head.weight": noise(300, 128)}, "expected [256, 128]"),
     "bytes": ({n: w.to(torch.float8_e4m3fn) for n, w in lora(Q, 512, 128).items()}, "F8_E4M3"),
+    "bias": ({f"{PREFIX}{Q}.lora_B.bias": noise(512)} | lora(Q, 512, 128), "without lora_bias"),
     "nothing": ({}, "holds no tensor"),
 }  # fmt: skip
 
