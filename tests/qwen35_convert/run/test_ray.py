@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quant.errors import QuantError
 from qwen35_convert import api, artifact
@@ -32,10 +33,12 @@ from qwen35_convert.run.items import Effort
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, partial_of
+from tests.adapters import of_matrix, write_adapter
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
 NODES = 4
+NANO_FILE = "model.safetensors-00001-of-00001.safetensors"
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all
@@ -135,6 +138,18 @@ def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
         assert done.report is not None
         assert done.report.passed
     assert files_of(tmp_path / "one" / "m.gguf") == files_of(tmp_path / "cluster" / "m.gguf")
+
+
+def test_an_adapter_is_merged_on_the_nodes(tmp_path, nano, one_node):
+    module = "model.language_model.layers.2.mlp.down_proj"
+    weight = load_file(nano / NANO_FILE)[f"{module}.weight"]
+    merge = api.Merge(write_adapter(tmp_path / "tuned", of_matrix(module, weight)), nano)
+    for executor in ("threads", "ray"):
+        options = api.RunOptions(executor=executor)
+        done = api.convert(merge, tmp_path / executor, read_recipe("fp8-block"), options)
+        assert done.report is not None
+        assert done.report.passed, done.report.failures
+    assert files_of(tmp_path / "threads") == files_of(tmp_path / "ray")
 
 
 def test_an_error_in_an_item_comes_back_as_what_it_is(tmp_path, one_node):
