@@ -7,6 +7,7 @@ to merge     an adapter, whose few files are fetched, over a base model, which i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from qwen35_convert.hub.files import ADAPTER
 from qwen35_convert.hub.stream import open_stream
 from qwen35_convert.write.receipt import Origin
 
+TRAINED_WITH = ("chat_template.jinja", "tokenizer.json")
 NO_BASE = "leave --base out to convert a whole model"
 DOWNLOAD = "download its files and give the folder"
 
@@ -72,7 +74,16 @@ def merge(base: Checkpoint, folder: Path, name: str) -> Checkpoint:
     note = f"{folder.name}: an adapter (LoRA) is merged into {len(adapter.changes)} tensors"
     trained = adapter.config.base
     note += f"; it was trained on {trained}" if trained else ""
-    return replace(base, name=name, overlay=Merging(adapter), notes=(*base.notes, note))
+    notes = (*base.notes, note, *_unused(base, folder))
+    return replace(base, name=name, overlay=Merging(adapter), notes=notes)
+
+
+def _unused(base: Checkpoint, folder: Path) -> Iterator[str]:
+    """Yield that a file beside an adapter, which trainers save there, is not the model's."""
+    for name in TRAINED_WITH:
+        path = folder / name
+        if path.is_file() and path.read_bytes() != base.side(name):
+            yield f"{path.parent.name}/{name} is not used: the base model's is kept, which differs"
 
 
 def _fetch_adapter(source: str | Path, *, progress: bool) -> tuple[Path, str, Origin]:

@@ -176,6 +176,15 @@ def test_an_out_that_would_replace_the_adapter_is_refused(nano, adapter, tmp_pat
     assert (folder / "adapter_config.json").is_file()
 
 
+def test_a_template_that_was_trained_with_is_not_taken_in_silence(nano, adapter, tmp_path):
+    folder = shutil.copytree(adapter, tmp_path / "in")
+    shutil.copy(nano / "chat_template.jinja", folder)
+    (folder / "tokenizer.json").write_text("{}")
+    notes = q.plan(q.Merge(folder, nano), "bf16-split").notes
+    assert any("in/tokenizer.json is not used" in note for note in notes)
+    assert not any("chat_template.jinja" in note for note in notes)
+
+
 def test_a_quantised_base_is_refused_where_it_is_changed(nano, adapter, tmp_path):
     q.convert(nano, tmp_path / "base", "fp8-block-hub")
     with pytest.raises(q.FormatError, match="is stored as fp8-block, expected BF16") as error:
