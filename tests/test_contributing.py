@@ -16,7 +16,9 @@ def paths_of(document: str) -> list[str]:
     return sorted(set(re.findall(r"`([\w/]+\.(?:py|md|jsonl|yaml|json))`", text)))
 
 
-@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/performance.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "document", ["CONTRIBUTING.md", "docs/performance.md", "benchmarks/README.md"]
+)
 def test_every_file_that_is_named_exists(document):
     paths = paths_of(document)
     assert paths, "a document names the files it speaks of"

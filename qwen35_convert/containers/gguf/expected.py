@@ -29,6 +29,8 @@ from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.tensors import Facts, MixTensor
 from quant.scheme import Part
 from quant.stored import scheme_of
+from qwen35_convert.card.front_matter import read_front_matter, words
+from qwen35_convert.containers.gguf.about import about_of, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import read_importance
 from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
@@ -155,15 +157,17 @@ def _metadata(
 ) -> tuple[list[Kv], tuple[str, ...]]:
     """Return every pair but those of the importance matrix, and notes on the tokenizer's."""
     mtp_layers = source.layout.form.mtp_layers if recipe.mtp == "keep" else 0
+    card = read_front_matter(source.sides)
     about = {"name": title(source.name), "size_label": size_label(infos)}
     text = text_metadata(
         source.config,
-        about=about,
+        about=about | about_of(card),
         file_type=FILE_TYPES[recipe.quantize.scheme],
         mtp_layers=mtp_layers,
         generation=read_generation(source),
         pooling=pooling_type(source.sides),
     )
+    text += base_model_pairs(words(card, "base_model"))
     tokens, notes = tokenizer_metadata(source.sides, source.config.sizes["V"], source.config.raw)
     return text + tokens, notes
 

@@ -1,0 +1,1 @@
+"""Model cards: what a source's README.md says of it, and the card of an artifact."""
