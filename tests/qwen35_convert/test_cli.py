@@ -375,7 +375,7 @@ def completed(line: str) -> list[str]:
     ("line", "offered"),
     [
         ("qwen35 ver", ["verify"]),
-        ("qwen35 convert x --recipe fp8-block-", ["fp8-block-gdn", "fp8-block-hub"]),
+        ("qwen35 convert x --recipe fp8-block-g", ["fp8-block-gdn"]),
         ("qwen35 recipes bf", ["bf16-split"]),
         ("qwen35 verify x --level ", ["structure", "tensors", "logits"]),
         ("qwen35 quantize x --scheme fp8", ["fp8-block", "fp8-channel"]),

@@ -1,4 +1,4 @@
-"""The pages of docs/ that follow from the code; `python -m tests.generated_docs` writes them.
+"""The pages of docs/ that follow from the code; `python -m tests.docs.generated` writes them.
 
 docs/commands.md  what `--help` of every command says
 docs/python.md    the docstrings of the Python API
@@ -16,8 +16,8 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-DOCS = Path(__file__).parent.parent / "docs"
-WRITTEN = "<!-- written by python -m tests.generated_docs -->"
+DOCS = Path(__file__).parents[2] / "docs"
+WRITTEN = "<!-- written by python -m tests.docs.generated -->"
 
 
 def commands() -> str:
@@ -47,7 +47,7 @@ def _parts(package) -> Iterator[str]:
         yield f"```python\n{inspect.cleandoc(part)}\n```" if ">>>" in part else part
     things = {name: getattr(package, name) for name in package.__all__}
     yield "## Functions"
-    for name, thing in things.items():
+    for thing in things.values():
         if not inspect.isclass(thing):
             yield f"```python\n{_signature(thing)}\n```"
             yield _text(thing)

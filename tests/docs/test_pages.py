@@ -9,7 +9,7 @@ import pytest
 
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.recipe_files import bundled_recipes
-from tests.generated_docs import DOCS, PAGES
+from tests.docs.generated import DOCS, PAGES
 
 ROOT = DOCS.parent
 WRITTEN = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_code_says(name):
-    assert (DOCS / name).read_text() == PAGES[name](), "run python -m tests.generated_docs"
+    assert (DOCS / name).read_text() == PAGES[name](), "run python -m tests.docs.generated"
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
