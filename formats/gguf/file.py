@@ -144,7 +144,7 @@ class GgufFile:
         """Return a view, not to be written to: block formats as uint8 [..., bytes of a row]."""
         return self._data.read(name)
 
-    def raw(self, name: str) -> bytes:
+    def raw(self, name: str) -> bytes | None:
         """Return a copy of a tensor's bytes; it needs no torch."""
         return self._data.raw(name)
 

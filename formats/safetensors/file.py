@@ -235,8 +235,8 @@ class SafetensorsFile:
             flat = torch.frombuffer(mapped, dtype=dtype, count=info.numel, offset=start)
         return flat.reshape(info.shape)
 
-    def raw(self, name: str) -> bytes:
-        """Return a copy of a tensor's bytes; it needs no torch."""
+    def raw(self, name: str) -> bytes | None:
+        """Return a copy of a tensor's bytes without torch; None if they are elsewhere."""
         start, stop = self.header.ranges[name]
         return self._bytes()[start:stop] if start < stop else b""
 
