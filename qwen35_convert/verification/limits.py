@@ -6,8 +6,9 @@ The mean KL is the largest measured on held-out text: our recipes and llama.cpp'
 trained models (8 dense layers, 16 experts, the bundled one; README has the figures). Where no such
 figure exists it is 25 times the square of the weights' relative RMS error, the largest ratio that
 the bundled model shows. 4 leaves room for models more sensitive than these. The scheme that costs
-most decides, if a hundredth of the bytes or more is stored so. A model of zeros predicts every
-token alike, which is 3.5 nats from the bundled model, and more from larger ones.
+most decides, if a hundredth of the bytes or more is stored so; an FP8 cache adds its own. A model
+of zeros predicts every token alike, which is 3.5 nats from the bundled model, and more from larger
+ones.
 
 Trap: a default limit catches what is broken, not what is poor. A gate for releases states its own
 `max_kl`.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.cache_scales import has_fp8_cache
 
 FACTOR = 4
 LOOSEST = 1.0
@@ -54,6 +56,8 @@ LIMITS = {
     "q3_k": LOOSEST,
     "q2_k": LOOSEST,
 }
+# what keys and values in FP8 add, on the two small models and two texts
+FP8_CACHE = FACTOR * 0.0022
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,10 @@ def limits_of(artifact: Checkpoint, max_kl: float | None, min_top1: float | None
     if max_kl is not None:
         return Limits(max_kl, min_top1, "stated")
     scheme = costliest(artifact)
-    limit = LIMITS.get(scheme, LOOSEST)
-    return Limits(float(f"{limit:.3g}"), min_top1, f"default for {scheme}")
+    limit, why = LIMITS.get(scheme, LOOSEST), f"default for {scheme}"
+    if has_fp8_cache(artifact.config):
+        limit, why = min(limit + FP8_CACHE, LOOSEST), f"{why} and an FP8 cache"
+    return Limits(float(f"{limit:.3g}"), min_top1, why)
 
 
 def costliest(artifact: Checkpoint) -> str:

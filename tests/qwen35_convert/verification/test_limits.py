@@ -17,7 +17,8 @@ def artifact(**kilobytes: int) -> SimpleNamespace:
     schemes = {name.replace("_block", "-block"): size for name, size in kilobytes.items()}
     atoms = {name: SimpleNamespace(scheme=name, parts=(name,)) for name in schemes}
     infos = {name: TensorInfo(name, "F32", (250 * size,)) for name, size in schemes.items()}
-    return SimpleNamespace(layout=SimpleNamespace(atoms=atoms), infos=lambda: infos)
+    config = SimpleNamespace(quantization=None)
+    return SimpleNamespace(layout=SimpleNamespace(atoms=atoms), infos=lambda: infos, config=config)
 
 
 @pytest.mark.parametrize("scheme", [*SCHEMES, *map(str.lower, WRITABLE), "keep"])
@@ -41,6 +42,15 @@ def test_the_costliest_scheme_decides_unless_it_holds_next_to_nothing(sizes, sch
     limits = limits_of(artifact(**sizes), None, None)
     assert limits.why == f"default for {scheme}"
     assert limits.max_kl == pytest.approx(LIMITS.get(scheme, LOOSEST))
+
+
+def test_an_fp8_cache_adds_what_it_costs():
+    cached = artifact(keep=995, fp8_block=5)
+    cached.config.quantization = {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    limits = limits_of(cached, None, None)
+    assert limits.max_kl == pytest.approx(LIMITS["keep"] + 0.0088, rel=1e-3)
+    assert limits.why == "default for keep and an FP8 cache"
+    assert limits_of(cached, 0.5, None).max_kl == 0.5
 
 
 def test_what_is_stated_counts_and_a_top1_alone_leaves_the_default_of_the_kl():
