@@ -59,6 +59,8 @@ class Error:
     faults      blocks by what is wrong with them, of `blocks` that were judged
     sum_error   of q - w
     reached     sums of squares, of products and of q - w that our own encoder leaves
+    moved       weights in columns where codes are often not the nearest
+    along       of sum_sq_error, what lies along the weights of a group, or is the same in all of it
     """
 
     sum_sq_error: float = 0.0
@@ -75,6 +77,8 @@ class Error:
     faults: Counter[str] = field(default_factory=Counter)
     sum_error: float = 0.0
     reached: Reached | None = None
+    moved: float = 0.0
+    along: float = 0.0
 
     def __iadd__(self, other: Error) -> Error:
         for each in fields(self):

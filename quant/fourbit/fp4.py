@@ -140,26 +140,29 @@ class Fp4(Usual):
         rows: Mapping[str, Tensor],
         _importance: Tensor | None = None,
         *,
-        weighed: bool = False,
+        weighed: bool = False
     ) -> Error:
         """Return how far rows are from the weight, and which strips no right encoder leaves."""
         import torch
 
-        from quant.fourbit.judge import judge_rows
+        from quant.fourbit.columns import is_usual, spread
+        from quant.fourbit.judge import Decoded, judge_rows
 
-        decoded = self.decode(rows)
-        own = self.decode(self.encode(w_NK, rows.get(GLOBAL)))
-        size, steps = decoded.abs(), self.steps(rows).repeat_interleave(self.group, 1)
+        q, own = self.decode(rows), self.decode(self.encode(w_NK, rows.get(GLOBAL)))
+        step = self.steps(rows).abs()
+        size, steps = q.abs(), spread(step, None, w_NK.shape[1])
         gap = torch.where(
             size < 2 * steps, steps / 2, torch.where(size < 4 * steps, steps, 2 * steps)
         )
-        return judge_rows(w_NK, decoded, own, gap, weighed=weighed)
+        outward = q.sign() * (size >= E2M1_MAX * steps)
+        usual = is_usual(w_NK, 2 * E2M1_MAX * step, None)
+        return judge_rows(w_NK, Decoded(q, gap, outward, usual, self.group), own)
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its groups, and a gain or a bias of the whole."""
         from quant.fourbit.judge import judge_whole
 
-        return judge_whole(error)
+        return judge_whole(error, self.group)
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what is held: packed codes, values, groups in bfloat16; both sides in float64."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from quant.fourbit.columns import groups_of, spread
+from quant.fourbit.columns import groups_of, is_usual, spread
 from quant.fourbit.parts import ORDER, SCALE, ZERO
 from quant.scheme import Cost, Usual
 
@@ -134,17 +134,23 @@ class Steps(Usual):
         weighed: bool = False,
     ) -> Error:
         """Return how far rows are from the weight, and which strips no right encoder leaves."""
-        from quant.fourbit.judge import judge_rows
+        from quant.fourbit.judge import Decoded, judge_rows
         from quant.measure import Error
 
         step, columns = rows[SCALE].float(), w_NK.shape[1]
         if ORDER in self.defects(rows):
             return Error()  # which nothing can be compared with: the defect is named by itself
         groups = groups_of(rows.get(ORDER), columns, step.shape[1])
-        own = self.nearest(w_NK, rows, groups)
-        return judge_rows(
-            w_NK, self.decode(rows), own, spread(step.abs(), groups, columns), weighed=weighed
+        codes, end = self.codes(rows), 1 << (self.bits - 1)
+        outward = (codes == end - 1).int() - (codes == -end).int()
+        stored = Decoded(
+            self.decode(rows),
+            spread(step.abs(), groups, columns),
+            outward * spread(step.sign(), groups, columns),
+            is_usual(w_NK, 2 * end * step.abs(), groups),
+            self.size(columns),
         )
+        return judge_rows(w_NK, stored, self.nearest(w_NK, rows, groups))
 
     def nearest(self, w_NK: Tensor, rows: Mapping[str, Tensor], groups: Tensor | None) -> Tensor:
         """Return the values that our encoder leaves of a weight whose columns have these groups.
@@ -163,9 +169,9 @@ class Steps(Usual):
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its groups, and a gain or a bias of the whole."""
-        from quant.fourbit.judge import judge_whole
+        from quant.fourbit.judge import STRIP, judge_whole
 
-        return judge_whole(error, self.bits)
+        return judge_whole(error, self.size(STRIP), self.bits)
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return steps that are not finite, or zero, and groups that have no step."""

@@ -77,21 +77,13 @@ def compare_atom(
     source: Checkpoint,
     name: str,
     importance: Tensor | None = None,
-    *,
-    calibrated: bool = False,
 ) -> Compared:
-    """Compare one atom that both sides have.
-
-    importance  what it was encoded with
-    calibrated  a text chose its codes
-    """
+    """Compare one atom that both sides have; importance is what it was encoded with."""
     atom, origin = artifact.layout.atoms[name], source.layout.atoms[name]
     line = (name, atom.stored, atom.role, atom.scheme)
     if atom.shape != origin.shape:
         return Compared(*line, Error(), ("has another shape",))
-    pair = _Pair(
-        artifact, source, open_value(artifact, atom), open_value(source, origin), calibrated
-    )
+    pair = _Pair(artifact, source, open_value(artifact, atom), open_value(source, origin))
     if not atom.quantized:
         return Compared(*line, Error(), () if pair.equal() else ("is not the source's",))
     error, faults = pair.judged(importance)
@@ -106,7 +98,6 @@ class _Pair:
     source: Checkpoint
     ours: Value
     theirs: Value
-    calibrated: bool = False
 
     def judged(self, importance: Tensor | None) -> tuple[Error, tuple[str, ...]]:
         """Return the error of a quantised weight, and what is wrong with it.
@@ -124,7 +115,7 @@ class _Pair:
     def _error(self, read: Callable[[int, int], Tensor], importance: Tensor | None) -> Error:
         """Return the error in the order in which columns are stored."""
         total, scheme = Error(), self.ours.scheme
-        weighed = self.calibrated or container_of(self.artifact).weighed(self.artifact)
+        weighed = container_of(self.artifact).weighed(self.artifact)
         for rows in self._chunks():
             w = self.ours.in_stored_order(read(*rows))
             total += scheme.compare(w, self.ours.stored(*rows), importance, weighed=weighed)

@@ -142,12 +142,6 @@ class Proof:
         return told.recipe.only if told else None
 
     @property
-    def calibrated(self) -> bool:
-        """Whether a text chose codes of the artifact, as its receipt says."""
-        told = self.expected or self.receipt
-        return told is not None and told.recipe.quantize.chosen_by is not None
-
-    @property
     def importance(self) -> Mapping[str, Tensor]:
         """By atom, the importance of the columns that the artifact was encoded with."""
         return self.expected.importance if self.expected else {}

@@ -113,7 +113,7 @@ class Recalibration:
             item = next(i for i in again.plan.items if i.atom.name == name)
             line = name, item.outputs[0].name, item.atom.role, item.scheme.name
             return Compared(*line, Error(), ("has parts that make no weight",), by_bounds=True)
-        compared = compare_atom(again.artifact, again.source, name, calibrated=True)
+        compared = compare_atom(again.artifact, again.source, name)
         if compared.faults:
             return replace(compared, by_bounds=True)
         ours = open_value(again.artifact, again.artifact.layout.atoms[name])

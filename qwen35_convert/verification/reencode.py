@@ -157,10 +157,7 @@ class Again:
         name = item.atom.name
         if name in self.artifact.layout.atoms and name in self.source.layout.atoms:
             importance = self.plan.importance.get(name)
-            calibrated = self.plan.recipe.quantize.chosen_by is not None
-            faults = compare_atom(
-                self.artifact, self.source, name, importance, calibrated=calibrated
-            ).faults
+            faults = compare_atom(self.artifact, self.source, name, importance).faults
             if faults:
                 yield from faults
                 return

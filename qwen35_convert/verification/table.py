@@ -180,8 +180,7 @@ def _values(proof: Proof) -> Iterator[Failure]:
     names = [name for name in artifact.layout.atoms if name in source.layout.atoms]
 
     def one(name: str) -> Compared:
-        known = proof.importance.get(name)
-        result = compare_atom(artifact, source, name, known, calibrated=proof.calibrated)
+        result = compare_atom(artifact, source, name, proof.importance.get(name))
         checks.progress(name)
         return result
 
