@@ -5,8 +5,8 @@
     settle   then each code again, the best one given all others, and bfloat16 steps likewise:
              d H d^T never grows, and is a tenth less than after GPTQ alone on trained models
 
-h are mean squares of the inputs, the diagonal of their Hessian H. Rows are independent: ranges of
-rows get the same bytes as the whole.
+h are mean squares of the inputs, the diagonal of their Hessian H; before GPTQ, of the damped one.
+Rows are independent: ranges of rows get the same bytes as the whole.
 
 Source: Frantar et al., GPTQ, whose codes llm-compressor's `quantize_weight` gives under the same
 steps and the same Hessian; Behdin et al., QuantEase, for codes one by one.
