@@ -298,7 +298,7 @@ def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
         num_rows = value.shape[0]
         for first, last in value.chunks():
             part = value.exact(first, last) if decode else value.stored(first, last)[CODES]
-            out[start + first : start + last].copy_(part)
+            out[start + first : start + last].copy_(part.to(out.device))  # which converts it
         value.release(0, num_rows)
         start += num_rows
 

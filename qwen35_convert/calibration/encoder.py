@@ -88,7 +88,7 @@ class Encoder:
     def close(self) -> Seen:
         """Encode what waits, and return what was seen."""
         self._together.close()
-        self._seen.sha256 = self._digest.close()
+        self._seen.sha256 = self._digest.hexdigest()
         return self._seen
 
     def _encode_parts(self, name: str, parts: Parts) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.calibration.layers import Layers
+from qwen35_convert.calibration.memory import device_bytes
 from qwen35_convert.calibration.seen import append_seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import CONTAINERS
@@ -63,6 +64,9 @@ class CalibratedExecutor:
             effort.advance()
 
         made = CONTAINERS[plan.container].open(sink.artifact)
+        if effort.device != "cpu":
+            needed = device_bytes(plan, source, self.texts.tokens) / 1e9
+            effort.say(f"calibration takes up to {needed:.1f} GB of the GPU's memory")
         layers = Layers(plan, source, made, self.texts, effort.workers, effort.device, encode)
         for items, seen in layers.run(journal.done):
             sink.sync()

@@ -10,6 +10,8 @@ On a GPU whole matrices are encoded, of experts as many together as take this mu
 is: the same matrices together, the same bytes.
 
     matrices at once * (two copies of sums and factor + 40 bytes of each weight) <= BATCH_BYTES
+
+Its memory holds the layer whole, with its experts.
 """
 
 from __future__ import annotations
@@ -60,6 +62,22 @@ def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int)
         return streams + layer
     squares = max(encoded) ** (2 if plan.recipe.quantize.method == GPTQ else 1)
     return streams + layer + squares * (2 * SUMS + FACTOR) + workers * CHUNK_BYTES
+
+
+def device_bytes(plan: Plan, source: Checkpoint, tokens: int) -> int:
+    """Return what calibration holds of a GPU's memory: an estimate, from above."""
+    layers: dict[str, int] = {}
+    for name, atom in source.layout.atoms.items():
+        stage = stage_of(name)
+        if stage is not None:
+            layers[stage] = layers.get(stage, 0) + 4 * prod(atom.shape)
+    atoms = [plan.items[i].atom for items in stages(plan).values() for i in items]
+    shapes = [(atom.shape[-2], atom.shape[-1], atom.role == EXPERT) for atom in atoms]
+    gptq = plan.recipe.quantize.method == GPTQ
+    squares = max(columns for _, columns, _ in shapes) ** (2 if gptq else 1)
+    batch = max(BATCH_BYTES if expert else batch_bytes(n, k) for n, k, expert in shapes)
+    streams = STREAMS * tokens * source.config.sizes["H"] * 4
+    return streams + max(layers.values()) + squares * (2 * SUMS + FACTOR) + batch
 
 
 def check_memory(
