@@ -127,7 +127,8 @@ def write_artifact(job: Job) -> Conversion:
 
 def _verified(job: Job, sink: FolderSink) -> Report:
     checks = checks_of(job.plan.recipe, job.share.verifiers)
-    checks = replace(checks, expected=job.plan, texts=job.texts)
+    told = _calibration(job, sink)
+    checks = replace(checks, expected=job.plan, texts=job.texts, calibration=told)
     artifact = container_for(job.out).open(sink.artifact)
     return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 
@@ -151,7 +152,7 @@ def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:
         return None
     if quantize.chosen_by is None:
         return job.texts.as_dict()
-    return receipt_of(sink.work / SEEN, quantize.method, job.texts)
+    return receipt_of(sink.work / SEEN, quantize.method, job.options.device, job.texts)
 
 
 def digest_of(plan: Plan, source: Checkpoint) -> str:

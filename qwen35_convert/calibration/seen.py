@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qwen35_convert.calibration.device import device_name
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.durable import append_to_file, sync_folder, writing
 from qwen35_convert.planning.calibrated import stage_order
@@ -84,11 +85,12 @@ def append_seen(path: Path, seen: Seen, left: str) -> None:
         sync_folder(path.parent)
 
 
-def receipt_of(path: Path, method: str, texts: Texts) -> dict[str, Any]:
+def receipt_of(path: Path, method: str, device: str, texts: Texts) -> dict[str, Any]:
     """Return what a receipt says of a calibration whose layers are all in the file."""
     layers = dict(_parsed(path.read_text().split("\n")[:-1]))
     return {
         "method": method,
+        "device": device_name(device),
         **texts.as_dict(),
         "layers": dict(sorted(layers.items(), key=lambda pair: stage_order(pair[0]))),
     }

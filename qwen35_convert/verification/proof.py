@@ -32,9 +32,10 @@ Progress = Callable[[str], None]
 class Checks:
     """How far to look: the level, what the logits must meet, threads, whom to tell.
 
-    expected  what it is to be, where that is known; else it follows from the receipt
-    texts     the text of what is expected, where it has been read
-    by_bounds what a text gave is judged, the text is not run again
+    expected     what it is to be, where that is known; else it follows from the receipt
+    texts        the text of what is expected, where it has been read
+    calibration  what the receipt is going to say of it
+    by_bounds    what a text gave is judged, the text is not run again
     """
 
     level: str = "tensors"
@@ -43,6 +44,7 @@ class Checks:
     progress: Progress = lambda _: None
     expected: Plan | None = None
     texts: Texts | None = None
+    calibration: Mapping[str, Any] | None = None
     by_bounds: bool = False
 
     def __post_init__(self) -> None:

@@ -3,8 +3,8 @@
 Run again: the text that the receipt names is at hand, and the sums of a layer come out as the
 receipt has them. On another machine they come out with other last digits, and with them other
 codes: from that layer on weights are judged by what any encoder of their scheme may do. So they are
-where the text is missing, on request, and behind a layer that is not what it should be, because its
-outputs are the inputs of the next.
+where the text or the GPU that calibrated is missing, on request, and behind a layer that is not
+what it should be, because its outputs are the inputs of the next.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from formats.errors import FormatError
 from quant.errors import QuantError
 from quant.measure import Error
 from quant.stored import open_value
+from qwen35_convert.calibration.device import CPU, device_named
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
@@ -30,7 +31,7 @@ class Recalibration:
     """Calibrated atoms on trial.
 
     again      what makes an artifact again
-    claimed    what its receipt says of the calibration; None: there is no receipt yet
+    claimed    what its receipt says of the calibration, or is going to say
     texts      the text, None if it is not at hand
     by_bounds  the calibration is not to be run again
     why        why the text is not at hand, or why the rest was judged by bounds; None: all was
@@ -38,7 +39,7 @@ class Recalibration:
     """
 
     again: Again
-    claimed: Mapping[str, Any] | None
+    claimed: Mapping[str, Any]
     texts: Texts | None
     by_bounds: bool = False
     why: str | None = None
@@ -64,8 +65,8 @@ class Recalibration:
         }
 
     def _made_again(self, files: Files) -> Iterator[tuple[int, Compared]]:
-        texts = self.texts
-        if texts is None or not self._may_run():
+        texts, device = self.texts, self._device()
+        if texts is None or device is None or not self._may_run():
             return
         plan, found = self.again.plan, dict[int, Compared]()
 
@@ -76,7 +77,7 @@ class Recalibration:
                 found[index] = self.again.one(item, files, worker, held)
 
         again = self.again
-        layers = Layers(plan, again.source, again.artifact, texts, again.workers, "cpu", encode)
+        layers = Layers(plan, again.source, again.artifact, texts, again.workers, device, encode)
         try:
             for items, seen in layers.run():
                 if self._differs(seen.stage, seen.as_dict()):
@@ -90,6 +91,14 @@ class Recalibration:
         except (QuantError, FormatError) as error:
             self.why = f"the calibration cannot be run again: {error}"
 
+    def _device(self) -> str | None:
+        """Return the device that calibrated, None if it is not here."""
+        name = str(self.claimed.get("device", CPU))
+        device = device_named(name)
+        if device is None and self.why is None:
+            self.why = f"it was calibrated on {name}, which is not here"
+        return device
+
     def _may_run(self) -> bool:
         """Whether the calibration can be run again, and is to be."""
         if self.by_bounds:
@@ -99,8 +108,6 @@ class Recalibration:
         return self.why is None
 
     def _differs(self, stage: str, seen: Mapping[str, Any]) -> bool:
-        if self.claimed is None:
-            return False
         layers = self.claimed.get("layers")
         said = layers.get(stage) if isinstance(layers, dict) else None
         digest = said.get("sums_sha256") if isinstance(said, dict) else None

@@ -160,8 +160,8 @@ def _again(proof: Proof) -> Iterator[Failure]:
     calibrated = calibrated_names(proof.expected.items, proof.expected.recipe)
     proof.compared = again.run(calibrated)
     if calibrated:
-        claimed = proof.receipt.calibration if proof.receipt else None
-        trial = Recalibration(again, claimed, proof.texts, checks.by_bounds, proof.no_text)
+        claimed = proof.receipt.calibration if proof.receipt else checks.calibration
+        trial = Recalibration(again, claimed or {}, proof.texts, checks.by_bounds, proof.no_text)
         proof.compared += trial.run()
         proof.calibration = trial.told()
     yield from explain(proof.artifact, proof.source, proof.compared)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import qwen35_convert as q
 from qwen35_convert.calibration import encoder
 from qwen35_convert.calibration.digest import folded
+from qwen35_convert.calibration.layers import Layers
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
 recipes = pytest.mark.parametrize("recipe", ["int4", "nvfp4a16"])
@@ -38,6 +41,7 @@ def test_a_gpu_calibrates(recipe, nano, tmp_path):
     options = q.RunOptions(device="cuda")
     done = q.convert(nano, tmp_path / "out", recipe, options, overrides=SETTINGS)
     assert done.report.passed, done.report.failures
+    assert done.report.calibration["proof"] == "again"
     made = (tmp_path / "out" / "model.safetensors").read_bytes()
     q.convert(nano, tmp_path / "again", recipe, options, overrides=SETTINGS)
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == made
@@ -56,3 +60,17 @@ def test_a_folded_row_changes_with_each_of_its_bits(row, column, bit):
 def test_a_gpu_folds_as_the_cpu_does():
     values = torch.randn(3000, 100)
     assert torch.equal(folded(values.cuda()).cpu(), folded(values))
+
+
+def test_a_gpu_that_is_not_here_is_said_and_nothing_is_run(nano, tmp_path, monkeypatch):
+    q.convert(nano, tmp_path / "out", "int4", q.RunOptions(verify=False), overrides=SETTINGS)
+    path = tmp_path / "out" / "qwen35-receipt.json"
+    receipt = json.loads(path.read_text())
+    assert receipt["calibration"]["device"] == "cpu"
+    receipt["calibration"]["device"] = "NVIDIA H1000"
+    path.write_text(json.dumps(receipt))
+    monkeypatch.setattr(Layers, "run", None)
+    report = q.verify(tmp_path / "out", nano)
+    assert report.passed, report.failures
+    assert report.calibration["why"] == "it was calibrated on NVIDIA H1000, which is not here"
+    assert report.calibration["proof"] == "bounds"
