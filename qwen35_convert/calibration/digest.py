@@ -39,4 +39,4 @@ def folded(values_NK: Tensor) -> Tensor:
 
     odd = (2 * torch.arange(values_NK.shape[1], device=values_NK.device) + 1) * ODD
     bits = values_NK.contiguous().view(torch.int32)
-    return torch.cat([(rows * odd).sum(1) for rows in bits.split(ROWS)])
+    return torch.cat([(rows * odd).sum(1) for rows in torch.split(bits, ROWS)])

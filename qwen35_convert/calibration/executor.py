@@ -6,15 +6,18 @@ conversion runs the layers that are written, and goes on with the first that is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.calibration.device import CPU
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.calibration.memory import device_bytes
 from qwen35_convert.calibration.seen import append_seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import CONTAINERS
-from qwen35_convert.errors import RecipeError
+from qwen35_convert.errors import MissingError, RecipeError
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
@@ -64,13 +67,28 @@ class CalibratedExecutor:
             effort.advance()
 
         made = CONTAINERS[plan.container].open(sink.artifact)
-        if effort.device != "cpu":
-            needed = device_bytes(plan, source, self.texts.tokens) / 1e9
-            effort.say(f"calibration takes up to {needed:.1f} GB of the GPU's memory")
         layers = Layers(plan, source, made, self.texts, effort.workers, effort.device, encode)
-        for items, seen in layers.run(journal.done):
-            sink.sync()
-            append_seen(sink.work / SEEN, seen, sink.left)
-            journal.append(items)
-            few = seen.note()
-            effort.say(f"{seen.stage} is calibrated" + (f"; {few}" if few else ""))
+        with _device_memory(effort, device_bytes(plan, source, self.texts.tokens)):
+            for items, seen in layers.run(journal.done):
+                sink.sync()
+                append_seen(sink.work / SEEN, seen, sink.left)
+                journal.append(items)
+                few = seen.note()
+                effort.say(f"{seen.stage} is calibrated" + (f"; {few}" if few else ""))
+
+
+@contextmanager
+def _device_memory(effort: Effort, needed: int) -> Iterator[None]:
+    """Say what a GPU needs. MissingError if it has less."""
+    if effort.device == CPU:
+        yield
+        return
+    import torch
+
+    said = f"calibration takes up to {needed / 1e9:.1f} GB of its memory"
+    effort.say(f"device {effort.device}: {said}")
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        fix = "free it and run the same command again, or take --device cpu"
+        raise MissingError(f"device {effort.device}: {said}, which it has not", fix=fix) from None

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qwen35_convert as q
-from qwen35_convert.calibration import encoder
+from qwen35_convert.calibration import encoder, executor
 from qwen35_convert.calibration.digest import folded
 from qwen35_convert.calibration.layers import Layers
+from qwen35_convert.errors import MissingError
+from qwen35_convert.run.items import Effort
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
 recipes = pytest.mark.parametrize("recipe", ["int4", "nvfp4a16"])
@@ -54,6 +56,17 @@ def test_a_folded_row_changes_with_each_of_its_bits(row, column, bit):
     other.view(torch.int32)[row, column] ^= (1 << bit) - (1 << 32 if bit == 31 else 0)
     changed = folded(values) != folded(other)
     assert changed.tolist() == [i == row for i in range(3)]
+
+
+def test_a_gpu_whose_memory_is_too_small_is_told_what_it_needs():
+    said = []
+    effort = Effort(1, "cuda", lambda: None, say=said.append)
+    with (
+        pytest.raises(MissingError, match=r"takes up to 3\.0 GB of its memory, which it has not"),
+        executor._device_memory(effort, 3 * 10**9),
+    ):
+        raise torch.OutOfMemoryError
+    assert said == ["device cuda: calibration takes up to 3.0 GB of its memory"]
 
 
 @pytest.mark.gpu
