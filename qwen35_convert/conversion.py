@@ -6,12 +6,13 @@ source, recipe -> plan -> OUT is free -> memory fits -> an executor -> the artif
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.calibration.executor import CalibratedExecutor, check_means
-from qwen35_convert.calibration.memory import check_memory
+from qwen35_convert.calibration.memory import check_memory, memory_note
 from qwen35_convert.calibration.scales import needs_inputs, needs_scales, with_scales
 from qwen35_convert.calibration.texts import Texts, check_text
 from qwen35_convert.containers.registry import container_for, expect
@@ -42,7 +43,11 @@ def _planned(source: Checkpoint, recipe: Recipe, out: Path) -> tuple[Plan, Texts
     plan = expect(source, recipe, out)
     check_norms(source)
     check_scales(source)
-    return plan, check_text(source, recipe)
+    texts = check_text(source, recipe)
+    if texts is None:
+        return plan, None
+    note = memory_note(plan, source, texts.tokens)
+    return replace(plan, notes=(*plan.notes, note)), texts
 
 
 def convert_checkpoint(

@@ -5,7 +5,8 @@ decision, made by recording them again:
 
     pytest tests/test_same_bytes.py --update-golden
 
-Receipts are excluded: they contain the version and the text of the recipe.
+Receipts are excluded: they contain the version and the text of the recipe. So are recipes whose
+codes a text chooses: its sums are those of a machine's matrix products, to the last bit.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from qwen35_convert.cli import app
+from qwen35_convert.recipe import read_recipe
 
 GOLDEN = Path(__file__).parent / "golden" / "artifact_sha256.json"
 Hashes = dict[str, str]
@@ -31,7 +33,9 @@ def qwen35(*arguments: object) -> str:
 
 
 def recipe_names() -> list[str]:
-    return [line.split()[0] for line in qwen35("recipes").splitlines()]
+    """Return the recipes whose bytes are the same everywhere."""
+    names = [line.split()[0] for line in qwen35("recipes").splitlines()]
+    return [name for name in names if read_recipe(name).quantize.chosen_by is None]
 
 
 def write(recipe: str, *options: str) -> tuple[str, ...]:

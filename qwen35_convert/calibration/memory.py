@@ -1,10 +1,12 @@
 """The memory that calibration takes, held against a limit before a byte is written.
 
-    the residual streams + one layer in float32 + an input's sums and their factor + ranges of rows
+    residual streams + experts at work + one layer in float32 + an input's sums and their factor
+    + ranges of rows + mapped pages of source and artifact
 
 The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
-one by one, so a layer counts without them, but for those at work. Where a text gives scales alone,
-there are neither sums nor rows.
+one by one, so a layer counts without them, but for those at work. Each of these holds its tokens'
+inputs and outputs; it is taken to get no more than four times the mean of all experts. Where a text
+gives scales alone, there are neither sums nor rows.
 
 On a GPU whole matrices are encoded, of experts as many together as take this much, whatever there
 is: the same matrices together, the same bytes.
@@ -16,18 +18,27 @@ Its memory holds the layer whole, with its experts.
 
 from __future__ import annotations
 
+from importlib import import_module
 from math import prod
+from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.roles import EXPERT
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import stage_of, stages
-from qwen35_convert.planning.plan import Plan
+from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe import GPTQ, NEAREST
-from qwen35_convert.run.memory import resident
+from qwen35_convert.run.memory import MARGIN, resident
 
-STREAMS, SUMS, FACTOR = 4, 4, 40  # streams held; bytes of an element of a matrix of K by K
+if TYPE_CHECKING:
+    from formats.family.config import Config
+
+# Streams held at once: of a mixture also its norm and what the shared expert gives, twice.
+STREAMS, OF_MIXTURE = 4, 8
+SUMS, FACTOR = 4, 40  # bytes of an element of a matrix of K by K
+BUSIEST = 4  # an expert's tokens, over the mean
+TRIED = 256  # rows and columns on which the encoders are tried
 # Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
 CHUNK_BYTES = 64 << 20
 BATCH_BYTES = 4 << 30
@@ -55,13 +66,45 @@ def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int)
             experts.append(3 * nbytes)
         elif stage is not None:
             layers[stage] = layers.get(stage, 0) + nbytes
-    streams = STREAMS * tokens * source.config.sizes["H"] * 4
     layer = max(layers.values(), default=0) + workers * max(experts)
-    encoded = [plan.items[i].atom.shape[-1] for items in stages(plan).values() for i in items]
-    if not encoded:
-        return streams + layer
-    squares = max(encoded) ** (2 if plan.recipe.quantize.method == GPTQ else 1)
-    return streams + layer + squares * (2 * SUMS + FACTOR) + workers * CHUNK_BYTES
+    streams = 4 * tokens * _floats_of_a_token(source.config, workers)
+    return streams + layer + _encoding_bytes(plan, workers) + 2 * MAX_MAPPED + MARGIN
+
+
+def _floats_of_a_token(config: Config, workers: int) -> int:
+    """Return what is held of each token: streams, and of experts at work inputs and outputs."""
+    sizes = config.sizes
+    if not config.moe:
+        return STREAMS * sizes["H"]
+    share = min(1.0, BUSIEST * sizes["TOPK"] / sizes["E"])
+    return OF_MIXTURE * sizes["H"] + int(workers * share * (3 * sizes["H"] + 5 * sizes["F"]))
+
+
+def _encoding_bytes(plan: Plan, workers: int) -> int:
+    """Return what sums, their factor and ranges of rows take; 0 if a text gives scales alone."""
+    shapes = [item.atom.shape for item in _calibrated(plan)]
+    if not shapes:
+        return 0
+    squares = max(shape[-1] for shape in shapes) ** (2 if _method(plan) == GPTQ else 1)
+    rows = workers * min(CHUNK_BYTES, WEIGHT * max(map(prod, shapes)))
+    return squares * (2 * SUMS + FACTOR) + rows
+
+
+def _calibrated(plan: Plan) -> list[Item]:
+    return [plan.items[index] for items in stages(plan).values() for index in items]
+
+
+def _method(plan: Plan) -> str:
+    return plan.recipe.quantize.method
+
+
+def memory_note(plan: Plan, source: Checkpoint, tokens: int) -> str:
+    """Say what calibration takes on a CPU, for a plan."""
+    one, two = (calibration_bytes(plan, source, tokens, workers) for workers in (1, 2))
+    return (
+        f"calibration reads {tokens} tokens and takes {_shown(one)} beside the program, and "
+        f"{_shown(two - one)} for each worker beyond the first"
+    )
 
 
 def device_bytes(plan: Plan, source: Checkpoint, tokens: int) -> int:
@@ -86,14 +129,32 @@ def check_memory(
     """Refuse a firm limit that calibration exceeds. RecipeError says by what."""
     if limit is None or not limit.firm:
         return
+    _warm(plan)
     needed = resident() + calibration_bytes(plan, source, tokens, workers)
-    method = plan.recipe.quantize.method
+    method = _method(plan)
     known = "the text" if method == NEAREST else "the sums of its inputs"
     if needed > limit.nbytes:
         raise RecipeError(
             "--memory-limit",
-            f"is {limit.nbytes // 10**6} MB",
-            f"{-(-needed // 10**6)} MB or more, as one layer and {known} need",
+            f"is {_shown(limit.nbytes)}",
+            f"{_shown(needed)} or more, as one layer and {known} need",
             "fewer quantize.calibrate.tokens, fewer --workers"
             + (", or quantize.method=sweep" if method == GPTQ else ""),
         )
+
+
+def _warm(plan: Plan) -> None:
+    """Load and compile what calibration runs, so that it is measured."""
+    import torch
+
+    from quant.fourbit.hessian import factor
+
+    for name in ("runtime.hessian", "runtime.layerwise"):
+        import_module(name)
+    w, one = torch.eye(TRIED, dtype=torch.bfloat16), factor(torch.eye(TRIED))
+    for scheme in {item.scheme for item in _calibrated(plan)}:
+        scheme.encode(w, scheme.prepare(iter([w])), factor=one)
+
+
+def _shown(size: int) -> str:
+    return f"{-(-size // 10**6)} MB"

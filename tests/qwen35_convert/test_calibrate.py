@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -16,6 +21,8 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.run.memory import resident
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq")
+ROOT = Path(__file__).parents[2]
+LAYERS = [f"layers.{i}" for i in range(4)]
 RECEIPT = "qwen35-receipt.json"
 WEIGHTS = "model.safetensors"
 DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -66,6 +73,34 @@ def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, mon
     )
     done = convert(nano_path, tmp_path / "out")
     assert began[0] == "layers.2"
+    assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made / WEIGHTS).read_bytes()
+    assert done.receipt == (made / RECEIPT).read_bytes()
+
+
+KILLED_AT = """
+import os, signal, sys
+from qwen35_convert import cli
+from qwen35_convert.calibration import executor
+def convert_item(item, *rest, convert=executor.convert_item):
+    if item.atom.name == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    convert(item, *rest)
+executor.convert_item = convert_item
+cli.app(sys.argv[2:])
+"""
+
+
+def test_one_that_sigkill_ends_within_a_layer_goes_on_with_it(made, nano_path, tmp_path):
+    """Killed in two layers one after the other, then left alone: the bytes of a whole run."""
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    command = ["convert", nano_path, "-o", tmp_path / "out", "--recipe", "int4", *settings]
+    where = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "cwd": ROOT, "check": False}
+    for stage, name in ((1, "layers.1.mlp.up_proj"), (3, "layers.3.mlp.down_proj")):
+        code = [sys.executable, "-c", KILLED_AT, name, *map(str, command), "--workers", "1"]
+        assert subprocess.run(code, capture_output=True, **where).returncode == -signal.SIGKILL
+        seen = (tmp_path / ".out.qwen35-partial" / executor.SEEN).read_text()
+        assert [json.loads(line)["stage"] for line in seen.split()] == LAYERS[:stage]
+    done = convert(nano_path, tmp_path / "out")
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made / WEIGHTS).read_bytes()
     assert done.receipt == (made / RECEIPT).read_bytes()
 

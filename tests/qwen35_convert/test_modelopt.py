@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 
 import qwen35_convert as q
 from formats.errors import FormatError
+from formats.gguf.file import GgufFile
 from quant.errors import QuantError
 from quant.fourbit.dialects import MODELOPT
+from quant.fourbit.ggml_nvfp4 import split
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
+from quant.fourbit.reference import pack
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
@@ -192,6 +195,21 @@ def test_it_is_converted_back_to_what_its_codes_say(artifact, nano, tmp_path, ki
 @pytest.mark.parametrize(("out", "recipe"), [("m.gguf", "gguf-q8_0"), ("out", "fp8-channel")])
 def test_it_is_converted_on(artifact, tmp_path, out, recipe):
     assert q.convert(with_inputs(artifact), tmp_path / f"on-{out}", recipe, FAST).report.passed
+
+
+@pytest.mark.parametrize("kind", ["W4A16_NVFP4", "NVFP4", "MIXED_PRECISION"])
+def test_its_codes_go_to_gguf_without_a_second_rounding(artifact, nano, tmp_path, kind):
+    if kind == "NVFP4":
+        with_inputs(artifact)
+    elif kind == "MIXED_PRECISION":
+        mixed(artifact, nano)
+    done = q.convert(artifact, tmp_path / "m.gguf", "gguf-nvfp4", FAST)
+    assert done.report.passed, done.report.failures
+    stored, made = load_file(artifact / "model.safetensors"), GgufFile(tmp_path / "m.gguf")
+    codes, scales = split(made.read("blk.1.ffn_down.weight"))
+    assert torch.equal(pack(codes), stored[DOWN + ".weight"])
+    assert torch.equal(scales, stored[DOWN + ".weight_scale"].view(torch.uint8))
+    assert made.read("blk.1.ffn_down.scale") == stored[DOWN + ".weight_scale_2"]
 
 
 def test_inspect_names_it(artifact):
