@@ -25,8 +25,9 @@ from quant.errors import QuantError
 from quant.plain import PLAIN_TYPES
 from quant.scheme import Factor, Part, Scheme
 from quant.stored import CHUNK_BYTES, Value, open_value
-from qwen35_convert.planning.plan import Item, Output, Plan
+from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
+from qwen35_convert.run.placed import Piece, Placed, shared_out
 from qwen35_convert.run.scales import check_positive
 from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.write.journal import Journal
@@ -337,12 +338,13 @@ def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:
 class Encoded:
     """Some rows of a weight, what its scheme stores of them, and where that belongs.
 
-    outputs  each output with the byte of it at which these bytes begin
+    outputs  each output with the byte of it at which these bytes begin; where columns come first
+             they may come with later rows
     """
 
     w: Tensor
     parts: Mapping[str, Tensor]
-    outputs: Sequence[tuple[Output, int, memoryview]]
+    outputs: Sequence[Piece]
 
 
 def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterator[Encoded]:
@@ -353,54 +355,20 @@ def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterato
     scheme, form = item.scheme, value.scheme
     carried = scheme.carries(form, value.late)
     prepared = None if carried else worker.prepared.of(item)
-    outputs = {output.key: output for output in item.outputs}
-    at = dict.fromkeys(outputs, 0)
-    stored = {part.key: part for part in scheme.parts("", value.shape)}
-    constant = _constants(stored.values())
+    stored = scheme.parts("", value.shape)
+    room, chunk_bytes = shared_out(stored, worker.chunk_bytes)
+    placed, constant = Placed(item.outputs, stored, room), _constants(stored)
     if scheme.static_inputs:
         constant |= scheme.scale_inputs(worker.inputs[item.atom.name])
-    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=worker.chunk_bytes):
+    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=chunk_bytes):
         w = value.exact(start, stop).to(worker.device)
         parts = constant | (
             scheme.carry(form, value.stored(start, stop), value.late)
             if carried
             else worker.encode(item, w, prepared)
         )
-        encoded = [
-            piece
-            for key, data in parts.items()
-            for piece in _pieces(outputs[key], stored[key], data, at[key])
-        ]
-        yield Encoded(w, parts, encoded)
-        for key, data in parts.items():
-            at[key] += _length(stored[key], data)
+        yield Encoded(w, parts, placed.pieces(parts))
         value.release(start, stop)
-
-
-def _pieces(
-    output: Output, part: Part, data: Tensor, at: int
-) -> Iterator[tuple[Output, int, memoryview]]:
-    """Yield what an encoded part of some rows puts where; `at`: see `_length`.
-
-    Where columns come first, each of them goes to a line of its own.
-    """
-    if not part.transposed:
-        yield output, at, as_bytes(data)
-        return
-    whole, width = as_bytes(data.mT), data.shape[0] * data.element_size()
-    line = part.info.shape[-1] * data.element_size()
-    if width == line:
-        yield output, 0, whole
-        return
-    for column in range(data.shape[1]):
-        yield output, column * line + at, whole[column * width :][:width]
-
-
-def _length(part: Part, data: Tensor) -> int:
-    """Return how far on the next rows begin, in the part or in each line of it."""
-    if part.rows is None:
-        return 0
-    return data.shape[0] * data.element_size() if part.transposed else data.nbytes
 
 
 def _constants(parts: Iterable[Part]) -> dict[str, Tensor]:
@@ -412,10 +380,3 @@ def _constants(parts: Iterable[Part]) -> dict[str, Tensor]:
         for part in parts
         if part.constant is not None
     }
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the tensor's bytes in order, without a copy where it is contiguous."""
-    import torch
-
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)

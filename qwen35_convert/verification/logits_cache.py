@@ -30,7 +30,7 @@ from formats.safetensors.file import SafetensorsFile, build_header
 from formats.tensor import TensorInfo
 from qwen35_convert.durable import reserve, write_all, written_aside
 from qwen35_convert.errors import OutputError
-from qwen35_convert.run.items import as_bytes
+from qwen35_convert.run.placed import as_bytes
 from qwen35_convert.versions import version
 
 if TYPE_CHECKING:

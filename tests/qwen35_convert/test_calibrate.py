@@ -99,7 +99,8 @@ def test_one_that_sigkill_ends_within_a_layer_goes_on_with_it(made, nano_path, t
         code = [sys.executable, "-c", KILLED_AT, name, *map(str, command), "--workers", "1"]
         assert subprocess.run(code, capture_output=True, **where).returncode == -signal.SIGKILL
         seen = (tmp_path / ".out.qwen35-partial" / executor.SEEN).read_text()
-        assert [json.loads(line)["stage"] for line in seen.split()] == LAYERS[:stage]
+        lines = filter(None, seen.splitlines())
+        assert [json.loads(line)["stage"] for line in lines] == LAYERS[:stage]
     done = convert(nano_path, tmp_path / "out")
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (made / WEIGHTS).read_bytes()
     assert done.receipt == (made / RECEIPT).read_bytes()
