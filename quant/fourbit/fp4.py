@@ -140,7 +140,7 @@ class Fp4(Usual):
         rows: Mapping[str, Tensor],
         _importance: Tensor | None = None,
         *,
-        weighed: bool = False
+        weighed: bool = False,
     ) -> Error:
         """Return how far rows are from the weight, and which strips no right encoder leaves."""
         import torch

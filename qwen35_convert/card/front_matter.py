@@ -47,5 +47,6 @@ def words(values: Mapping[str, Any], *keys: str) -> list[str]:
     for key in keys:
         value = values.get(key)
         listed = value if isinstance(value, list) else [value]
-        found |= {one: None for one in listed if word({key: one}, key)}
+        shown = (word({key: one}, key) for one in listed)
+        found |= {text: None for text in shown if text}
     return list(found)[:MAX_WORDS]

@@ -24,8 +24,11 @@ LICENCE = ("license", "license_name", "license_link")
 def about_of(card: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
     """Return what a card's front matter says, by key under `general.`."""
     texts = {key.replace("license_", "license."): word(card, key) for key in LICENCE}
-    lists = {"tags": words(card, "tags", "pipeline_tag"), "languages": words(card, "language")}
-    return {key: text for key, text in texts.items() if text} | lists
+    return {
+        **{key: text for key, text in texts.items() if text},
+        "tags": words(card, "tags", "pipeline_tag"),
+        "languages": words(card, "language"),
+    }
 
 
 def base_model_pairs(names: Sequence[str]) -> list[Kv]:

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.generated import DOCS, PAGES
 
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.recipe_files import bundled_recipes
-from tests.docs.generated import DOCS, PAGES
 
 ROOT = DOCS.parent
 WRITTEN = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
