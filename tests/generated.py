@@ -1,4 +1,4 @@
-"""The pages of docs/ that follow from the code; `python -m tests.docs.generated` writes them.
+"""The pages of docs/ that follow from the code; `python -m tests.generated` writes them.
 
 docs/commands.md  what `--help` of every command says
 docs/python.md    the docstrings of the Python API
@@ -16,8 +16,8 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-DOCS = Path(__file__).parents[2] / "docs"
-WRITTEN = "<!-- written by python -m tests.docs.generated -->"
+DOCS = Path(__file__).parent.parent / "docs"
+WRITTEN = "<!-- written by python -m tests.generated -->"
 
 
 def commands() -> str:

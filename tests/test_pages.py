@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.docs.generated import DOCS, PAGES
 
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.recipe_files import bundled_recipes
+from tests.generated import DOCS, PAGES
 
 ROOT = DOCS.parent
 WRITTEN = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_code_says(name):
-    assert (DOCS / name).read_text() == PAGES[name](), "run python -m tests.docs.generated"
+    assert (DOCS / name).read_text() == PAGES[name](), "run python -m tests.generated"
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
