@@ -186,7 +186,7 @@ def imatrix(
     """Compute an importance matrix over a text and write it as llama.cpp's imatrix file."""
     opened, _ = open_source(source)
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
-    with items_bar(layers, "imatrix") if progress else quiet() as advance:
+    with items_bar(layers, "imatrix", "layer") if progress else quiet() as advance:
         return make_imatrix(
             opened,
             text,
@@ -202,7 +202,7 @@ def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = 
     opened, _ = open_source(artifact)
     sweep = sweep or Sweep()
     steps = len(sweep.prefill) + len(sweep.batch)
-    with items_bar(steps, "bench") if progress else quiet() as advance:
+    with items_bar(steps, "bench", "step") if progress else quiet() as advance:
         return run_bench(opened, sweep, lambda _: advance())
 
 

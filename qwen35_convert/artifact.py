@@ -14,11 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.family.layout import Atom
 from quant.errors import QuantError
 from qwen35_convert.calibration.seen import receipt_of
 from qwen35_convert.calibration.texts import Texts
@@ -27,11 +29,12 @@ from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
 from qwen35_convert.options import RunOptions, Share
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.progress import ignore, items_bar, notice, quiet
+from qwen35_convert.progress import bytes_bar, ignore, notice, quiet
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.items import Effort
 from qwen35_convert.run.placed import as_bytes
+from qwen35_convert.verification.levels import STRUCTURE
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
@@ -89,11 +92,13 @@ class Job:
     execute: Executor
     texts: Texts | None = None
 
-    def effort(self, advance: Callable[[], object]) -> Effort:
-        """Return what the executor is told."""
+    def effort(self, advance: Callable[[int], object]) -> Effort:
+        """Return what the executor is told; `advance` is called with the bytes of each item."""
         say = notice if self.options.progress else ignore
-        share = self.share
-        return Effort(share.workers, self.options.device, advance, share.chunk_bytes, say)
+        share, device = self.share, self.options.device
+        return Effort(
+            share.workers, device, lambda item: advance(item.nbytes), share.chunk_bytes, say
+        )
 
 
 def write_artifact(job: Job) -> Conversion:
@@ -214,9 +219,10 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
             stop.set()
 
 
-def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[], None]]:
-    todo = len(job.plan.items) - len(journal.done)
-    return items_bar(todo, "convert") if job.options.progress else quiet()
+def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[int], object]]:
+    todo = (item for i, item in enumerate(job.plan.items) if i not in journal.done)
+    total = sum(item.nbytes for item in todo)
+    return bytes_bar(total, "convert") if job.options.progress else quiet()
 
 
 def _describe_far(job: Job) -> dict[str, Any]:
@@ -246,7 +252,19 @@ def checks_of(recipe: Recipe, workers: int) -> Checks:
 def verify_shown(
     artifact: Checkpoint, source: Checkpoint | None, checks: Checks, *, bar: bool
 ) -> Report:
-    """Verify an artifact, with a bar on stderr on request."""
-    total = len(source.layout.atoms) if source else 0
-    with items_bar(total, "verify") if bar and total else quiet() as advance:
-        return verify(artifact, source, replace(checks, progress=lambda _: advance()))
+    """Verify an artifact, with a bar of its weights' bytes on stderr on request."""
+    if not bar or source is None or checks.effective.name == STRUCTURE:
+        return verify(artifact, source, checks)
+    todo = {name: _stored_bytes(artifact, atom) for name, atom in artifact.layout.atoms.items()}
+    with bytes_bar(sum(todo.values()), "verify") as advance:
+
+        def progress(name: str) -> None:
+            advance(todo.pop(name, 0))  # logits name layers, which are no bytes
+
+        return verify(artifact, source, replace(checks, progress=progress))
+
+
+def _stored_bytes(checkpoint: Checkpoint, atom: Atom) -> int:
+    """Return the bytes of an atom's parts; of a stack of experts those of one."""
+    nbytes = sum(checkpoint.infos()[part].nbytes for part in atom.parts)
+    return nbytes if atom.whole is None else nbytes * prod(atom.shape) // prod(atom.whole)

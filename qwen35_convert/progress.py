@@ -8,7 +8,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def items_bar(total: int, what: str, unit: str = "tensor") -> Iterator[Callable[[], None]]:
+def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
+    """Show a bar of `total` bytes on stderr; yield the call that advances it by so many.
+
+    What ends well ends at 100 %, with nothing left to do.
+    """
+    from tqdm import tqdm
+
+    with tqdm(
+        total=total, desc=what, unit="B", unit_scale=True, file=sys.stderr, disable=None
+    ) as bar:
+        yield bar.update
+        bar.update(total - bar.n)
+
+
+@contextmanager
+def items_bar(total: int, what: str, unit: str) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` items on stderr; yield the call that advances it by one."""
     from tqdm import tqdm
 
@@ -21,9 +36,9 @@ def items_bar(total: int, what: str, unit: str = "tensor") -> Iterator[Callable[
 
 
 @contextmanager
-def quiet() -> Iterator[Callable[[], None]]:
+def quiet() -> Iterator[Callable[..., None]]:
     """Yield a call that does nothing."""
-    yield lambda: None
+    yield lambda *_: None
 
 
 def notice(text: str) -> None:

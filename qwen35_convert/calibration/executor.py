@@ -64,7 +64,7 @@ class CalibratedExecutor:
 
         def encode(index: int, worker: Worker) -> None:
             convert_item(plan.items[index], source, sink, worker)
-            effort.advance()
+            effort.advance(plan.items[index])
 
         made = CONTAINERS[plan.container].open(sink.artifact)
         layers = Layers(plan, source, made, self.texts, effort.workers, effort.device, encode)

@@ -50,6 +50,11 @@ class Item:
     reason: str
     ops: tuple[Op, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its outputs."""
+        return sum(output.nbytes for output in self.outputs)
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:

@@ -46,14 +46,14 @@ class Effort:
 
     workers      threads
     device       where to quantise
-    advance      called after each item
+    advance      called with each item when it is converted
     chunk_bytes  memory of a worker for the chunk it converts
     say          called with a line on what happened, such as the loss of a node
     """
 
     workers: int
     device: str
-    advance: Callable[[], object]
+    advance: Callable[[Item], object]
     chunk_bytes: int = CHUNK_BYTES
     say: Callable[[str], object] = lambda _: None
 
@@ -285,13 +285,13 @@ class _Ledger:
             self.source.remote.finish()
 
 
-def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[], object]) -> None:
+def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[Item], object]) -> None:
     finished: set[int] = set()
     last = time.monotonic()
     try:
         for index in done:
             finished.add(index)
-            advance()
+            advance(ledger.plan.items[index])
             if time.monotonic() - last > JOURNAL_SECONDS:
                 ledger.record(finished)
                 last = time.monotonic()

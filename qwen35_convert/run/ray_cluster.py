@@ -120,8 +120,8 @@ class RayExecutor:
                 crew.hand_out(batches)
                 for batch in crew.collect(batches):
                     journal.append(batch.items)
-                    for _ in batch.items:
-                        effort.advance()
+                    for index in batch.items:
+                        effort.advance(plan.items[index])
         finally:
             crew.dismiss()
 

@@ -81,7 +81,7 @@ class Node:
         """Convert items and make their bytes durable; return what is wrong."""
         job = self._job
         assert job is not None, "a node is prepared first"
-        effort = Effort(job.share.workers, self._spec.device, lambda: None, job.share.chunk_bytes)
+        effort = Effort(job.share.workers, self._spec.device, lambda _: None, job.share.chunk_bytes)
         try:
             with closing(convert_items(job.plan, job.source, job.sink, items, effort)) as done:
                 for _ in done:

@@ -118,7 +118,7 @@ class Again:
 
         def one(item: Item) -> Compared:
             if not hasattr(local, "worker"):
-                effort = Effort(1, "cpu", lambda: None)
+                effort = Effort(1, "cpu", lambda _: None)
                 local.worker = make_worker(self.plan, effort, prepared)
             cost = item.scheme.cost(moved=True)
             return self.one(item, files, local.worker, cost.write + cost.measure)

@@ -82,7 +82,7 @@ def write_last(plan: Plan, source: Checkpoint, sink: FolderSink) -> dict[str, np
     """Convert the rows of the last expert; return what stands at each output's place."""
     sink.open()
     sink.create()
-    effort = Effort(1, "cpu", lambda: None)
+    effort = Effort(1, "cpu", lambda _: None)
     worker, found = make_worker(plan, effort, Preparation(source)), {}
     for row in plan.items:
         if f".experts.{LAST}." in row.atom.name:

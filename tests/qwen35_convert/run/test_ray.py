@@ -276,7 +276,7 @@ class Answers:
 
 
 def crew_of(error: Exception) -> ray_cluster.Crew:
-    effort = Effort(1, "cpu", lambda: None)
+    effort = Effort(1, "cpu", lambda _: None)
     crew = ray_cluster.Crew(Answers(error), None, None, effort, "finished work is kept")
     crew.calls["call"] = ray_cluster.Member("id", "far", "actor", ray_cluster.Batch([1, 2]))
     return crew
