@@ -157,7 +157,7 @@ def _check_rules_decide(
                 continue
             raise QuantError(
                 f"rule {rule.match} matches no weight,\n"
-                f"  expected a name like {', '.join(_nearest(rule.match, winners))}"
+                f"  expected a name like {_nearest(rule.match, winners)}"
             )
         earlier = winners[taken]
         assert earlier is not None, "a name that a rule matches has a winner"
@@ -183,7 +183,7 @@ def _check_agree(group: Sequence[Assignment]) -> None:
         )
 
 
-def _nearest(match: str, names: Iterable[str]) -> list[str]:
-    """Return the names most like a glob, with a star for every number."""
+def _nearest(match: str, names: Iterable[str]) -> str:
+    """Return the name most like a glob, with a star for every number."""
     patterns = sorted({re.sub(r"\d+", "*", name) for name in names})
-    return get_close_matches(re.sub(r"\d+", "*", match), patterns, cutoff=0.0)
+    return "".join(get_close_matches(re.sub(r"\d+", "*", match), patterns, 1, cutoff=0.0))

@@ -75,6 +75,8 @@ def get_schemes(
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
-    """Return the error for a name that is not known, with the nearest ones that are."""
-    nearest = get_close_matches(got, known) or list(known)
-    return QuantError(f"{what} {got!r} is not known,\n  expected {' or '.join(nearest)}")
+    """Return the error for a name that is not known, with the nearest that is, or with all."""
+    names = list(known)
+    near = get_close_matches(got, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected {' or '.join(names)}"
+    return QuantError(f"{what} {got!r} is not known,\n  {hint}")

@@ -144,8 +144,10 @@ class Output:
         """Print text in which nothing is a command to GitHub."""
         before, after = github.fence()
         _print_lines([before])
-        tell()
-        _print_lines([after])
+        try:
+            tell()
+        finally:
+            _print_lines([after])
 
     def _cases(self, found: Report | None, artifact: str) -> None:
         if self.junit is None:

@@ -131,9 +131,12 @@ def test_shapes_that_no_loader_takes_are_refused_in_words(name, shape, phrase):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fp8-blok",), "scheme 'fp8-blok' is not known,\n  expected fp8-block"),
-        (("int5",), "scheme 'int5' is not known,\n  expected int8 or int4"),
-        (("fp8-block", Choices("pow3")), "scale 'pow3' is not known,\n  expected pow2"),
+        (("fp8-blok",), "scheme 'fp8-blok' is not known,\n  did you mean 'fp8-block'?"),
+        (("int5",), "scheme 'int5' is not known,\n  did you mean 'int8'?"),
+        (
+            ("fp8-block", Choices("pow3")),
+            "scale 'pow3' is not known,\n  expected pow2 or float32 or bfloat16",
+        ),
     ],
 )
 def test_unknown_names_are_answered_with_the_nearest(arguments, message):

@@ -133,7 +133,7 @@ def test_every_mistake_is_told_in_its_place_and_in_order(tmp_path):
         "mine.yaml:14:39",
     ]
     told.pop(1)
-    assert "expected fp8-block" in told[2]
+    assert "did you mean 'fp8-block'?" in told[2]
     assert "whose role in_proj_a is protected" in told[4]
     assert "matches no weight of the family" in told[5]
     assert "there is no file 'nowhere.txt'" in told[8]
@@ -161,7 +161,7 @@ def test_a_rule_that_some_model_has_a_weight_for_is_no_mistake(tmp_path, rules):
     ("rule", "message"),
     [
         ("{match: output, scheme: q6_k}", "matches no weight"),
-        ("{match: lm_head, scheme: q6_j}", "type 'q6_j' is not known, expected q6_k"),
+        ("{match: lm_head, scheme: q6_j}", "type 'q6_j' is not known, did you mean 'q6_k'?"),
         ("{match: '*.mlp.gate', scheme: q4_k}", "whose role router is protected"),
         ("{match: '*.A_log', scheme: q8_0}", "whose role A_log is protected"),
     ],

@@ -246,5 +246,5 @@ def test_rules_that_cannot_be_are_refused(rules, says):
 
 
 def test_a_mix_that_is_not_known_is_refused_with_the_nearest():
-    with pytest.raises(QuantError, match=r"mix 'q4_km' is not known,\n  expected q4_k_m"):
+    with pytest.raises(QuantError, match=r"mix 'q4_km' is not known,\n  did you mean 'q4_k_m'\?"):
         choose("q4_km", *case("odd"))
