@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Report,
         RunOptions,
         Sweep,
+        Uploaded,
         bench,
         convert,
         download,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         quantize,
         read_recipe,
         run_text,
+        upload,
         verify,
     )
 
@@ -84,6 +86,7 @@ __all__ = [
     "Report",
     "RunOptions",
     "Sweep",
+    "Uploaded",
     "bench",
     "convert",
     "download",
@@ -93,6 +96,7 @@ __all__ = [
     "quantize",
     "read_recipe",
     "run_text",
+    "upload",
     "verify",
 ]
 

@@ -28,6 +28,7 @@ from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
 from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.publish import Uploaded, upload_artifact
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.source import Merge, Source, open_headers, open_source
@@ -206,6 +207,18 @@ def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = 
         return run_bench(opened, sweep, lambda _: advance())
 
 
+def upload(
+    artifact: str | Path, repo: str, *, private: bool = False, dry_run: bool = False
+) -> Uploaded:
+    """Publish an artifact on the hub: the files its receipt lists, the receipt, and a card.
+
+    private  make the repository private, if there is none yet
+    dry_run  only return what would be there
+    """
+    workers = DEFAULTS.threads(streamed=False)
+    return upload_artifact(Path(artifact), repo, private=private, dry_run=dry_run, workers=workers)
+
+
 def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     """Yield the text an artifact generates, piece by piece."""
     opened, _ = open_source(artifact)
@@ -235,6 +248,7 @@ __all__ = [
     "Report",
     "RunOptions",
     "Sweep",
+    "Uploaded",
     "bench",
     "convert",
     "download",
@@ -244,5 +258,6 @@ __all__ = [
     "quantize",
     "read_recipe",
     "run_text",
+    "upload",
     "verify",
 ]

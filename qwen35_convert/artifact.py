@@ -24,6 +24,8 @@ from formats.family.layout import Atom
 from quant.errors import QuantError
 from qwen35_convert.calibration.seen import receipt_of
 from qwen35_convert.calibration.texts import Texts
+from qwen35_convert.card.card import README, About, make_card
+from qwen35_convert.containers.gguf.mmproj import VISION
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
@@ -40,7 +42,7 @@ from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.versions import version
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.receipt import Origin, Proof, describe_files, make_receipt
+from qwen35_convert.write.receipt import Draft, Origin, Proof, describe_files, dump_json
 from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
@@ -140,15 +142,33 @@ def _verified(job: Job, sink: FolderSink) -> Report:
 
 
 def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Report | None) -> bytes:
-    """Hash what was written; add the receipt and return it."""
+    """Add the card, hash what was written; add the receipt and return it."""
+    proof = Proof(verdict(report), report.schemes) if report else Proof()
+    draft = Draft(job.plan, job.origin, source_files, proof, _calibration(job, sink))
+    if container_for(job.out).carded:
+        sink.add_file(README, _card(job, draft, sink.receipt))
     with writing(job.out, "reading it back", sink.left):
         output_files = describe_files(sink.artifact_files(), job.share.workers)
-    proof = Proof(verdict(report), report.schemes) if report else Proof()
-    receipt = make_receipt(
-        job.plan, job.origin, source_files, output_files, proof, _calibration(job, sink)
-    )
+    receipt = dump_json(draft.receipt(output_files))
     sink.add_file(sink.receipt, receipt)
     return receipt
+
+
+def _card(job: Job, draft: Draft, receipt: str) -> bytes:
+    """Return the card of a folder, which transformers loads."""
+    plan = job.plan
+    return make_card(
+        About(
+            title=job.source.name,
+            receipt=draft.receipt({}),
+            infos=plan.tensors.values(),
+            quantized=any(item.scheme.label is not None for item in plan.items),
+            vision=any(item.atom.role == VISION for item in plan.items),
+            library="transformers",
+            receipt_name=receipt,
+            sides=job.source.sides,
+        )
+    )
 
 
 def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:

@@ -434,6 +434,31 @@ def run(
 
 
 @app.command()
+def upload(
+    artifact: Annotated[str, typer.Argument(help="Folder or .gguf file, with its receipt.")],
+    repo: Annotated[str, typer.Argument(help="owner/name on the hub; made if there is none.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be there; use no network.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository a private one.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Publish a model on the hub: the files its receipt lists, the receipt and a card.
+
+    Example: qwen35 upload ./Qwen3.5-9B-FP8 me/Qwen3.5-9B-FP8 --dry-run
+    """
+    from qwen35_convert import api, report
+
+    uploaded = api.upload(artifact, repo, private=private, dry_run=dry_run)
+    if json:
+        report.print_json(uploaded.as_dict())
+    else:
+        report.print_upload(uploaded)
+
+
+@app.command()
 def recipes(
     name: Annotated[
         str | None,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
     from qwen35_convert.inspection.inspect import Inspection
     from qwen35_convert.planning.plan import Plan, Shard
+    from qwen35_convert.publish import Uploaded
     from qwen35_convert.verification.verify import Report
 
 MAX_LISTED = 20
@@ -196,6 +197,15 @@ def _scheme_text(line: dict[str, Any], weights: int) -> str:
         f"cosine {line['cosine']:.6f}, largest error {line['max_abs']:.3g}, "
         f"saturated: {line['saturated']:,}, rounded to zero: {zeros}"
     )
+
+
+def print_upload(uploaded: Uploaded) -> None:
+    """Print every file of an upload, and where it is."""
+    for name, nbytes in uploaded.files.items():
+        print(f"{size_text(nbytes):>10}  {name}")
+    total = size_text(sum(uploaded.files.values()))
+    where = uploaded.commit or f"{uploaded.repo} (dry run: nothing was sent)"
+    print(f"{total:>10}  {len(uploaded.files)} files: {where}")
 
 
 def print_imatrix(matrix: ImatrixReport, *, notes: bool) -> None:

@@ -34,6 +34,12 @@ def read_front_matter(sides: Mapping[str, bytes]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def read_body(sides: Mapping[str, bytes]) -> str:
+    """Return the README.md among side files without its front matter."""
+    text = sides[README].decode(errors="replace") if README in sides else ""
+    return BLOCK.sub("", text).strip("\r\n")
+
+
 def word(values: Mapping[str, Any], key: str) -> str | None:
     """Return a field that is one line of text."""
     value = values.get(key)

@@ -47,6 +47,11 @@ class Container(Protocol):
         ...
 
     @property
+    def carded(self) -> bool:
+        """Whether a card lies inside it."""
+        ...
+
+    @property
     def loaders(self) -> Collection[str]:
         """The peers of `bench` that load it."""
         ...

@@ -194,10 +194,14 @@ def open_hub(
 
 
 def _root(error: Exception) -> Exception:
-    """Return the cause of "not found locally", which huggingface_hub raises for most faults."""
+    """Return the cause of "not found locally", or of "error while uploading".
+
+    huggingface_hub raises these for most faults.
+    """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
+    wraps = isinstance(error, LocalEntryNotFoundError) or type(error) is RuntimeError
+    cause = error.__cause__ if wraps else None
     return cause if isinstance(cause, Exception) else error
 
 

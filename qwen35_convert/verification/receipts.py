@@ -130,7 +130,7 @@ def check_adapter(receipt: Receipt | None, source: Checkpoint | None) -> None:
 def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:
     """Yield files that are not those which the receipt lists, and files that it does not list."""
     places = {n: artifact.folder / n for n in receipt.output if n not in DOCUMENTS}
-    for name, problem in _changed(receipt.output, places, workers):
+    for name, problem in changed_files(receipt.output, places, workers):
         yield Failure(name, problem)
     container = container_of(artifact)
     for name in container.unlisted(artifact, {*receipt.output, receipt.path.name}):
@@ -144,11 +144,11 @@ def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Itera
     for name in receipt.source.keys() - paths.keys():
         yield Failure(name, "is in the receipt as a file of the source, which has none")
     near = {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}
-    for name, problem in _changed(receipt.source, near, workers):
+    for name, problem in changed_files(receipt.source, near, workers):
         yield Failure("SOURCE", f"was changed after the conversion: {name} {problem}")
 
 
-def _changed(
+def changed_files(
     listed: Mapping[str, Entry], places: Mapping[str, Path], workers: int
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) of each file that is not as listed; sizes first, then hashes.

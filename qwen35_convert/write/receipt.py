@@ -103,29 +103,37 @@ def describe_files(
     }
 
 
-def make_receipt(
-    plan: Plan,
-    origin: Origin,
-    source_files: dict[str, Any],
-    output_files: dict[str, Any],
-    proof: Proof,
-    calibration: Mapping[str, Any] | None = None,
-) -> bytes:
-    """Return the receipt's bytes; `calibration`: what a text that calibrated came to."""
-    titled = {} if plan.title is None else {"title": plan.title}
-    own = {name: source_files[name] for name in ADAPTER_FILES if origin.adapter}
-    base = {name: entry for name, entry in source_files.items() if name not in own}
-    receipt = {
-        "qwen35": version(),
-        "recipe": plan.recipe.model_dump(mode="json"),
-        "source": origin.describe(base, **titled),
-        **({"adapter": origin.adapter.describe(own)} if origin.adapter else {}),
-        "output": {"files": output_files},
-        "verdict": proof.verdict,
-        "errors": proof.schemes,
-        "dropped": plan.dropped,
-    } | ({} if calibration is None else {"calibration": calibration})
-    return dump_json(receipt)
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a receipt says but for the files of the artifact.
+
+    source_files  size and hash of every file that was read, an adapter's among them
+    calibration   what a text that calibrated came to
+    """
+
+    plan: Plan
+    origin: Origin
+    source_files: Mapping[str, Any]
+    proof: Proof
+    calibration: Mapping[str, Any] | None = None
+
+    def receipt(self, output_files: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the receipt of an artifact that has these files."""
+        plan, origin = self.plan, self.origin
+        titled = {} if plan.title is None else {"title": plan.title}
+        own = {name: self.source_files[name] for name in ADAPTER_FILES if origin.adapter}
+        base = {name: entry for name, entry in self.source_files.items() if name not in own}
+        return {
+            "qwen35": version(),
+            "recipe": plan.recipe.model_dump(mode="json"),
+            "source": origin.describe(base, **titled),
+            **({"adapter": origin.adapter.describe(own)} if origin.adapter else {}),
+            "output": {"files": {**output_files}},
+            "verdict": self.proof.verdict,
+            "errors": self.proof.schemes,
+            "dropped": plan.dropped,
+            **({} if self.calibration is None else {"calibration": self.calibration}),
+        }
 
 
 def dump_json(value: Any) -> bytes:

@@ -42,6 +42,7 @@ class GgufFiles:
     name: str = CONTAINER
     out: str = "a name that ends in .gguf, and is no folder"
     widens: bool = True
+    carded: bool = False
     loaders: tuple[str, ...] = ()
 
     def default_recipe(self, *, again: bool) -> str:

@@ -46,6 +46,7 @@ class SafetensorsFolder:
     name: str = CONTAINER
     out: str = "a folder"
     widens: bool = False
+    carded: bool = True
     loaders: tuple[str, ...] = ("transformers", "fla", "vllm")
 
     def default_recipe(self, *, again: bool) -> str:

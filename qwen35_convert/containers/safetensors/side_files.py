@@ -14,6 +14,7 @@ from formats.safetensors.folder import CONFIG
 from formats.safetensors.hf_quant import HF_QUANT
 from formats.safetensors.index import INDEX
 from quant.fourbit.dialects import MODELOPT
+from qwen35_convert.card.front_matter import README
 from qwen35_convert.containers.safetensors.modelopt import hf_quant_config
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.receipt import dump_json
@@ -24,7 +25,9 @@ def files_beside(
 ) -> dict[str, Callable[[], bytes]]:
     """Return what makes each file, by name."""
     files: dict[str, Callable[[], bytes]] = {
-        name: partial(source.sides.__getitem__, name) for name in source.side_names
+        name: partial(source.sides.__getitem__, name)
+        for name in source.side_names
+        if name != README  # the artifact gets a card of its own
     }
     block = config.get("quantization_config", {})
     if block.get("quant_method") == MODELOPT:

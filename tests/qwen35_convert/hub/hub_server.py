@@ -32,6 +32,8 @@ import numpy as np
 from huggingface_hub import constants
 from safetensors.numpy import save
 
+from tests.qwen35_convert.hub.hub_uploads import Receiving
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -155,6 +157,8 @@ class Hub:
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.tokens: set[str] = set()
+        self.large: dict[str, bytes] = {}  # of uploads, by SHA-256
+        self.uploads: list[str] = []
         self.seen: list[Seen] = []
         self.faults: dict[tuple[str, str], list[Fault]] = defaultdict(list)
         self.after: Callable[[Seen], None] = lambda seen: None
@@ -208,7 +212,7 @@ class _Server(ThreadingHTTPServer):
         """A client that went away in the middle is what some tests are about."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Receiving, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else every answer waits 40 ms for a delayed ACK
     server: _Server
@@ -228,6 +232,14 @@ class _Handler(BaseHTTPRequestHandler):
         hub.after(seen)
 
     do_HEAD = do_GET
+
+    def large(self, file: str) -> bool:
+        """Whether the hub stores a file of this name as a large one."""
+        return _large(file)
+
+    def oid(self, file: str, data: bytes) -> str:
+        """What the hub calls a file's content."""
+        return _sha256(data) if _large(file) else git_id(data)
 
     def _hub(self, path: str) -> None:
         for pattern, answer in (
