@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from quant.fourbit.hessian import Factor, factor
-from quant.fourbit.integer import INT4, INT8
+from quant.fourbit.int4 import INT4
+from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import PACKED, SCALE, ZERO
