@@ -170,7 +170,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     sources = [source.resolve() for source in options.sources]
-    specs = {source: token_rows(source, options.text) for source in sources}
+    chosen = {"attention": options.attention}
+    specs = {source: token_rows(source, options.text) | chosen for source in sources}
     jobs = [Job(source, recipe, folder) for recipe in options.recipes for source in sources]
     with ThreadPoolExecutor(options.jobs) as pool:
         asked = {pool.submit(ask_vllm, job, specs[job.source]): job for job in jobs}
@@ -210,6 +211,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("out"), help="of artifacts and logs")
     parser.add_argument("--jobs", type=int, default=8, help="engines at once")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="of our runtime")
+    parser.add_argument(
+        "--attention", help="vLLM's attention backend, where its choice will not do"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
     return parser.parse_args(arguments)

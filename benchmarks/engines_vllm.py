@@ -1,6 +1,6 @@
 """vLLM's own process for `benchmarks.engines`: run as a module with the arguments JOB and RESULT.
 
-JOB is JSON: folder, type of the cache, rows of token ids, prompts of token ids, tokens to generate.
+JOB is JSON: folder, type of the cache, attention backend (null: vLLM's choice), rows of token ids, prompts of token ids, tokens to generate.
 RESULT becomes JSON: the perplexity of the rows, the tokens that follow each prompt, the scales of
 an FP8 cache as they were loaded, versions, seconds to load.
 What vLLM says of itself goes to stderr.
@@ -64,6 +64,7 @@ def _engine(spec: dict[str, Any]) -> Any:
         model=spec["folder"],
         dtype="bfloat16",
         kv_cache_dtype=spec["cache"],
+        attention_backend=spec["attention"],
         enforce_eager=True,
         skip_tokenizer_init=True,
         max_model_len=longest,
