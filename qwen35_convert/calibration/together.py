@@ -83,7 +83,7 @@ class Together:
         from quant.fourbit.batched import encode_together
 
         read = each(self._read, items, self.workers)
-        w_ENK = torch.stack([w for w, _ in read]).to(self.device)
+        w_ENK = torch.stack([w for w, _ in read])
         prepared = [known for _, known in read]
         del read
         encoded = encode_together(items[0].scheme, w_ENK, prepared, factors)
@@ -91,11 +91,13 @@ class Together:
         each(lambda name: self.encode(name, parts[name]), list(parts), self.workers)
 
     def _read(self, item: Item) -> tuple[Tensor, object]:
-        """Return a weight, and what its scheme must know of the whole matrix."""
+        """Return a weight on the device, and what its scheme must know of the whole matrix."""
         from quant.fp8.reference import check_finite
 
         with naming(item, self.source):
             value = open_value(self.source, item.atom, item.ops)
             w = value.exact(0, value.shape[0])
             check_finite(w)
-            return w, self.prepared.of(item)
+            known, there = self.prepared.of(item), w.to(self.device)
+            value.release(0, value.shape[0])
+            return there, known
