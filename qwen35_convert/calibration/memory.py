@@ -1,12 +1,13 @@
 """The memory that calibration takes, held against a limit before a byte is written.
 
-    residual streams + experts at work + one layer in float32 + an input's sums and their factor
-    + ranges of rows + mapped pages of source and artifact
+    residual streams + experts at work + one layer in float32 + activations of the mixers at work
+    + an input's sums and their factor + ranges of rows + mapped pages of source and artifact
 
 The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
 one by one, so a layer counts without them, but for those at work. Each of these holds its tokens'
-inputs and outputs; it is taken to get no more than four times the mean of all experts. Where a text
-gives scales alone, there are neither sums nor rows.
+inputs and outputs; it is taken to get no more than four times the mean of all experts. A mixer
+holds what its widest projection gives for a group of tokens, and five tensors of its kind. Where a
+text gives scales alone, there are neither sums nor rows.
 
 On a GPU whole matrices are encoded, of experts as many together as take this much, whatever there
 is: the same matrices together, the same bytes.
@@ -18,6 +19,7 @@ Its memory holds the layer whole, with its experts.
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 STREAMS, OF_MIXTURE = 4, 8
 SUMS, FACTOR = 4, 40  # bytes of an element of a matrix of K by K
 BUSIEST = 4  # an expert's tokens, over the mean
+GROUP, LIKE_IT = 512, 6  # tokens of a mixer's group; tensors as wide as its widest projection
 TRIED = 256  # rows and columns on which the encoders are tried
 # Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
 CHUNK_BYTES = 64 << 20
@@ -58,15 +61,18 @@ def batch_bytes(rows: int, columns: int) -> int:
 
 def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int) -> int:
     """Return what calibration holds beside the program and the plan."""
-    layers: dict[str, int] = {}
+    layers: Counter[str] = Counter()
+    rows: Counter[str] = Counter()  # of what is one matrix when it is run
     experts = [0]
     for name, atom in source.layout.atoms.items():
         stage, nbytes = stage_of(name), 4 * prod(atom.shape)
         if atom.role == EXPERT:
             experts.append(3 * nbytes)
         elif stage is not None:
-            layers[stage] = layers.get(stage, 0) + nbytes
-    layer = max(layers.values(), default=0) + workers * max(experts)
+            layers[stage] += nbytes
+            rows[atom.matrix] += atom.shape[0]
+    at_work = max(experts) + 4 * LIKE_IT * min(tokens, GROUP) * max(rows.values(), default=0)
+    layer = max(layers.values(), default=0) + workers * at_work
     streams = 4 * tokens * _floats_of_a_token(source.config, workers)
     return streams + layer + _encoding_bytes(plan, workers) + 2 * MAX_MAPPED + MARGIN
 
