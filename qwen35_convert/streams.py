@@ -42,4 +42,5 @@ def _lasting(stream: TextIO) -> TextIO:
     stream.flush()
     buffer = io.BufferedWriter(_Pipe(file, "w", closefd=False))
     lines = stream.isatty() or stream is sys.stderr
-    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines)
+    # names in a checkpoint, and paths, may hold what no encoding has
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from qwen35_convert.versions import version
 
 RECEIPT = "qwen35-receipt.json"
 HASH_CHUNK = 1 << 20
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,17 @@ class Draft:
 def dump_json(value: Any) -> bytes:
     """Return JSON as it is written everywhere: two spaces, keys as given, final newline.
 
-    NaN and infinity, which JSON has not, become null.
+    NaN and infinity, which JSON has not, become null; half a surrogate pair, which UTF-8 has not,
+    stays an escape.
     """
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n".encode()
+    try:
+        return f"{text}\n".encode()
+    except UnicodeEncodeError:
+        return HALF_PAIR.sub(lambda half: f"\\u{ord(half[0]):04x}", f"{text}\n").encode()
 
 
 def _finite(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -16,6 +17,7 @@ from qwen35_convert.verification.table import CHECKS
 from qwen35_convert.verification.verify import Report
 from tests.checkpoints import dense
 from tests.qwen35_convert.command import called as qwen35
+from tests.qwen35_convert.command import qwen35 as in_a_process
 
 WRONG = "layuot: text\nmtp: no\n"
 
@@ -208,3 +210,15 @@ def test_json_and_another_form_exclude_each_other(other, tmp_path):
     done = qwen35("verify", other, "--junit", other)
     assert done.returncode == 4
     assert done.stderr.count(f"--junit {other} cannot be written: Is a directory") == 1
+
+
+def test_names_that_no_encoding_has_are_told_in_every_form(tmp_path):
+    """Half a surrogate pair: JSON can escape it, so a header may hold it; a path may be bytes."""
+    missing = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    done = in_a_process("inspect", missing, "--json")
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert missing in json.loads(done.stdout)["error"]["message"]
+    assert "\\udcff" in done.stderr
+    done = in_a_process("verify", missing, "--output-format", "github")
+    assert done.returncode == 3
+    assert done.stdout.startswith("::error title=qwen35 verify::")
