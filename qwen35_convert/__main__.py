@@ -2,4 +2,5 @@
 
 from qwen35_convert.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

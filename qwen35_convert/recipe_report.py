@@ -10,7 +10,7 @@ from qwen35_convert.recipe_files import bundled_recipes, find_recipe, header, he
 
 # Every bundled recipe says so in its head; a test holds them to it.
 SIZE = re.compile(r"Size: (?P<size>.+?)\.(?: |$)")
-ERROR = re.compile(r"(?P<error>(?:Weight error|KL on [^:.]+): .+?)\.?$")
+ERROR = re.compile(r"(?P<error>(?:Weight error|KL(?: on [^:.]+)?): .+?)\.?$")
 
 
 def print_recipe(name: str, *, json: bool) -> None:

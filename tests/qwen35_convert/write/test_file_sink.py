@@ -78,8 +78,9 @@ def test_no_file_of_the_set_and_none_of_the_source_is_overwritten(tmp_path):
         check_out_files(link, [], [beside], overwrite=True)
 
 
-@pytest.mark.parametrize("name", ["missing/m.gguf", "folder.gguf"])
+@pytest.mark.parametrize("name", ["letter/in/m.gguf", "folder.gguf"])
 def test_an_out_that_cannot_be_is_refused(tmp_path, name):
+    (tmp_path / "letter").write_bytes(b"mine")
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(OutputError):
         check_out_files(tmp_path / name, [], [], overwrite=True)
