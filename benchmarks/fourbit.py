@@ -162,8 +162,8 @@ def _figures(judge: Any, run: Run, asked: tuple[str, str, str]) -> dict[str, Any
                 return judge.score(decoded(out)) | cost
             cost = theirs(run, tool, scheme, method, out)
             return judge.score(load_file(out)) | cost
-        except AssertionError as error:
-            return {"failed": str(error) or "it failed"}
+        except AssertionError:  # it has said on stderr why
+            return {"failed": f"{tool} failed"}
 
 
 def _head(run: Run, tool: str, scheme: str, method: str) -> dict[str, Any]:

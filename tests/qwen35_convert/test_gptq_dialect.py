@@ -19,6 +19,7 @@ from quant.stored import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.containers.safetensors.gptq_rules import with_rules
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.run import memory
 from tests import packed
 from tests.checkpoints import hub_config, make_weights
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import written
@@ -39,6 +40,19 @@ def made(tmp_path_factory, nano_path):
         done = q.convert(nano_path, folder / name, q.read_recipe("int4", changes), FAST)
         assert done.report.passed, done.report.failures
     return folder
+
+
+def test_the_bytes_do_not_depend_on_the_chunks(made, nano_path, tmp_path, monkeypatch):
+    """Rows are written with those before them, as long as there is memory to hold them."""
+    for chunk_bytes in (1, 50_000):
+        share = memory.Share(1, chunk_bytes, 1)
+        monkeypatch.setattr(memory.Need, "part", lambda *_, share=share: share)
+        out, settings = tmp_path / str(chunk_bytes), q.RunOptions(workers=1, verify=False)
+        q.convert(nano_path, out, q.read_recipe("int4", [GPTQ]), settings)
+        names = [path.name for path in out.glob("*.safetensors")]
+        assert names
+        for name in names:
+            assert (out / name).read_bytes() == (made / "gptq" / name).read_bytes()
 
 
 def test_codes_are_those_of_the_other_dialect(made):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import memory
 from qwen35_convert.run.memory import Need, group_limits
-from tests.checkpoints import moe
+from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint
+from tests.test_llama_cpp import KINDS, SIZES
 
 ROOT = Path(__file__).parents[3]
 NANO = ROOT / "tests" / "data" / "nano-dense"
@@ -122,6 +124,40 @@ def test_a_limit_is_kept_by_64_workers_too_or_refused(measured):
     assert refused == 2
     assert kept == 0
     assert peak <= 510 * MB
+
+
+def convert_within(limit: str, source: Path, out: Path) -> tuple[int, int, str]:
+    """Return exit code, peak memory and stderr of a calibrated conversion with two workers."""
+    command = [sys.executable, "-m", "qwen35_convert.cli", "convert", str(source), "-o", str(out)]
+    command += ["--recipe", "int4-gptq", "--workers", "2", "--memory-limit", limit]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    said = out.with_name("stderr")
+    with said.open("w") as file:
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
+        _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, usage.ru_maxrss * 1024, said.read_text()
+
+
+@pytest.mark.xdist_group("memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_calibration_keeps_the_limit_or_the_least_that_it_asks_for(tmp_path, kind):
+    source = NANO
+    if kind == "moe":
+        config = hub_config(moe=True, **SIZES, **KINDS["moe"])
+        source = tmp_path / "in"
+        write_checkpoint(source, config, make_weights(config))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(NANO / name, source / name)
+    limit = 600
+    code, peak, said = convert_within(f"{limit}MB", source, tmp_path / "out")
+    if code:
+        limit = int(re.search(r"(\d+) MB or more, as one layer", said)[1])
+        limit += 16  # by which two runs differ
+        code, peak, said = convert_within(f"{limit}MB", source, tmp_path / "out")
+    assert code == 0, said
+    assert peak <= limit * MB
 
 
 def test_what_is_left_is_parted_among_workers_chunks_first():
