@@ -31,7 +31,20 @@ from benchmarks.convert import (
 )
 
 BASE = "fp8-block"
-RECIPES = ("nvfp4a16", "mxfp4a16", "int4", "int4-g32", "int8")
+# What is timed, and the recipe and settings of it.
+RECIPES = {
+    BASE: (BASE,),
+    "fp8-channel": ("fp8-channel",),
+    "nvfp4a16": ("nvfp4a16",),
+    "nvfp4a16, modelopt": ("nvfp4a16", "quantize.dialect=modelopt"),
+    "mxfp4a16": ("mxfp4a16",),
+    "int4": ("int4",),
+    "int4, gptq": ("int4", "quantize.dialect=gptq"),
+    "int4-g32": ("int4-g32",),
+    "int8": ("int8",),
+    "nvfp4-mixed": ("nvfp4-mixed",),
+    "int4-mixed": ("int4-mixed",),
+}
 ALIKE = ("--no-verify", "--set", "layout=text", "--set", "vision=drop")
 
 
@@ -50,7 +63,9 @@ def bench(source: Path, recipes: list[str], repeat: int, out: Path) -> dict[str,
     for _ in range(repeat + 1):
         for recipe in recipes:
             remove(out)
-            runs[recipe].append(measure(*convert_command(source, out, recipe), *ALIKE))
+            name, *settings = RECIPES[recipe]
+            more = [word for setting in settings for word in ("--set", setting)]
+            runs[recipe].append(measure(*convert_command(source, out, name), *ALIKE, *more))
             bytes_now = digest(out)
             assert digests.setdefault(recipe, bytes_now) == bytes_now, f"{recipe}: bytes differ"
     remove(out)
@@ -59,7 +74,8 @@ def bench(source: Path, recipes: list[str], repeat: int, out: Path) -> dict[str,
 
 def lines(case: str, source: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """Return a line for each recipe."""
-    found = bench(source, [BASE, *options.recipes], options.repeat, out)
+    recipes = list(dict.fromkeys([BASE, *options.recipes]))
+    found = bench(source, recipes, options.repeat, out)
     size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     same = {"what": "convert", "case": case, "tool": "qwen35", "gb": round(size / 1e9, 3)}
     return [
@@ -75,8 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--case", choices=list(CASES), default="dense")
     parser.add_argument("--source", type=Path, help="a folder in place of the case")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary one)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -87,7 +104,7 @@ def main() -> None:
             measure(sys.executable, script, "--generate", str(source), "--cases", case)
         for line in lines(case, source, options, Path(folder) / "out"):
             print(json.dumps(line))
-            with RESULTS.open("a") as file:
+            with options.results.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
 
