@@ -20,7 +20,8 @@ def print_table(results: Path) -> None:
         print(f"\n{part}: mean KL ± standard error / 99.9 % / top-1 %\n")
         print(f"| scheme | bits | method | {' | '.join(models)} | weight RMS, % |")
         print("|---|---|---|" + "---|" * (len(models) + 1))
-        for key in sorted({key[:3] for key in last}, key=lambda key: list(BITS).index(key[0])):
+        rows = {key[:3] for key in last}
+        for key in sorted(rows, key=lambda key: (list(BITS).index(key[0]), key)):
             _print_row(key, [last.get((*key, model)) for model in models])
 
 
