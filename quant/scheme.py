@@ -222,6 +222,24 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """Return what rows show to be wrong without a source: by key, the defect and its count."""
         ...
 
+    @property
+    def flushes(self) -> bool:
+        """Whether an engine takes small scales of groups for 0."""
+        ...
+
+    def peak(self, rows: Mapping[str, Tensor]) -> float:
+        """Return the largest scale of rows."""
+        ...
+
+    def flush(
+        self, rows: Mapping[str, Tensor], peak: float | None
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """Return rows as that engine has them, and how many groups it takes for 0.
+
+        peak  the largest scale of all weights that one kernel multiplies; None: as large as can be
+        """
+        ...
+
     def cost(self, *, moved: bool) -> Cost:
         """Return what a weight costs; moved: its rows are gathered, or changed after decoding."""
         ...
@@ -318,6 +336,21 @@ class Usual:
     def defects(self, _rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return nothing: all bytes have a meaning."""
         return {}
+
+    @property
+    def flushes(self) -> bool:
+        """Return False: engines take scales as they are."""
+        return False
+
+    def peak(self, _rows: Mapping[str, Tensor]) -> float:
+        """Nobody asks."""
+        raise NotImplementedError
+
+    def flush(
+        self, rows: Mapping[str, Tensor], _peak: float | None
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """Return rows as they are."""
+        return rows, 0
 
     def config_entry(self, _modules: Sequence[str]) -> dict[str, Any] | None:
         """Return None: compressed-tensors does not know it."""

@@ -148,6 +148,8 @@ def print_report(report: Report) -> None:
         print(f"kv cache    {_cache_text(report.cache)}")
     if report.logits:
         _print_logits(report.logits)
+    for note in report.notes[:MAX_LISTED]:
+        print(f"note        {note}")
     for failure in report.failures[:MAX_LISTED]:
         print(f"FAILED      {failure.tensor}\n            {failure.problem}")
     if len(report.failures) > MAX_LISTED:

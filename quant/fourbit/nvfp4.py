@@ -10,13 +10,14 @@ Trap: this global scale divides, ModelOpt's (`weight_scale_2`) multiplies: see `
 run fused matrices (q, k, v; gate, up of each expert; qkv, z) with one global scale, whichever
 member's that is, so they share it; and one scale of the inputs, which are the same.
 
-Source: compressed-tensors at 0.20, ModelOpt at 0.47; Marlin at vLLM 0.33, which takes block scales
-below 2^-6 for 0.
+Source: compressed-tensors at 0.20, ModelOpt at 0.47. Marlin at vLLM 0.26 multiplies the scales of a
+kernel by the largest power of two that leaves none above 448, and takes those below 2^-6 for 0.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import floor, log2
 from typing import TYPE_CHECKING, Any
 
 from formats.stored import StoredWeight
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 E4M3_MAX = 448.0
 WHOLE = E4M3_MAX * E2M1_MAX
+# The bits of two codes that are not signs.
+MAGNITUDES = 0x77
 # E4M3's smallest normal number: Marlin flushes what is below.
 LEAST_SCALE = 2.0**-6
 # What the largest input of a linear may be: memory that nobody wrote to holds other numbers.
@@ -183,16 +186,37 @@ class Nvfp4(Fp4):
         return rows | {GLOBAL: prepared}
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
-        """Return scales that are NaN, negative, or too small for Marlin; wrong ones of wholes."""
+        """Return scales that are NaN, negative, or 0 for codes that are not; wrong global ones."""
         scale, whole = rows[SCALE].float(), rows[GLOBAL].float()
-        bad = int((~(scale >= LEAST_SCALE)).sum())
+        used = ((rows[PACKED] & MAGNITUDES) != 0).unflatten(1, (-1, self.group // 2)).any(-1)
+        bad = int((~(scale >= 0) | (scale == 0) & used).sum())
         wrong = int((~(whole.isfinite() & (whole > 0))).sum())
-        counts = {SCALE: ("scales that are not numbers of 2^-6 or more", bad)}
+        counts = {
+            SCALE: ("scales that are not numbers, negative, or 0 for codes that are not", bad)
+        }
         counts[GLOBAL] = ("global scales that are not finite and positive", wrong)
         if self.static_inputs:
             odd = int(not self._is_plausible(rows[INPUTS].float()))
             counts[INPUTS] = ("scales of inputs that no calibration gives", odd)
         return {key: defect for key, defect in counts.items() if defect[1]}
+
+    @property
+    def flushes(self) -> bool:
+        """Return True: Marlin does."""
+        return True
+
+    def peak(self, rows: Mapping[str, Tensor]) -> float:
+        """Return the largest scale of groups."""
+        return float(rows[SCALE].float().max())
+
+    def flush(
+        self, rows: Mapping[str, Tensor], peak: float | None
+    ) -> tuple[Mapping[str, Tensor], int]:
+        """Return rows with 0 for the scales that Marlin takes for it, and how many there are."""
+        scale = rows[SCALE].float()
+        room = floor(log2(E4M3_MAX / peak)) if peak else 0
+        lost = (scale > 0) & (scale < LEAST_SCALE / 2**room)
+        return {**rows, SCALE: scale.where(~lost, 0.0).to(rows[SCALE].dtype)}, int(lost.sum())
 
     def _is_plausible(self, inputs: Tensor) -> bool:
         """Whether a scale of inputs can be that of a linear's largest input."""

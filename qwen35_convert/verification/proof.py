@@ -64,6 +64,7 @@ class Proof:
     expected  the artifact that its recipe makes of the source; None: not known
     texts     the text that its recipe reads, where it is at hand
     no_text   why it is not
+    notes     what is right, but not as an engine takes it
     """
 
     artifact: Checkpoint
@@ -78,6 +79,7 @@ class Proof:
     cache: dict[str, Any] | None = None
     texts: Texts | None = None
     no_text: str | None = None
+    notes: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:

@@ -28,6 +28,7 @@ from qwen35_convert.verification.compare import (
 )
 from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
+from qwen35_convert.verification.flushed import find_flushed
 from qwen35_convert.verification.kept_types import type_failures
 from qwen35_convert.verification.logits import check_logits
 from qwen35_convert.verification.proof import Proof
@@ -109,15 +110,17 @@ def _sources(proof: Proof) -> Iterator[Failure]:
 
 
 def _defects(proof: Proof) -> Iterator[Failure]:
-    """Judge what is stored by itself: scales, codes, shapes, values that cannot be right.
-
-    What has just been made again, equal to the byte, needs no judgement.
-    """
-    sure = (c.name for c in proof.compared if not c.faults and not c.by_bounds)
-    made = set(sure) if proof.expected else set()
-    rest = [name for name in proof.artifact.layout.atoms if name not in made]
+    """Judge what is stored by itself: scales, codes, shapes, values that cannot be right."""
+    rest = _not_made_again(proof)
     for failures in each(partial(_defects_of, proof.artifact), rest, proof.checks.workers):
         yield from failures
+
+
+def _not_made_again(proof: Proof) -> list[str]:
+    """Return the atoms but those that were just made again, equal to the byte."""
+    sure = (c.name for c in proof.compared if not c.faults and not c.by_bounds)
+    made = set(sure) if proof.expected else set()
+    return [name for name in proof.artifact.layout.atoms if name not in made]
 
 
 def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
@@ -132,6 +135,12 @@ def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
         value.release(start, stop)
     found = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
     return [*found, *_constants_of(artifact, atom)]
+
+
+def _small_scales(proof: Proof) -> Iterator[Failure]:
+    """Name what Marlin loses."""
+    failures, proof.notes = find_flushed(proof.artifact, _not_made_again(proof))
+    yield from failures
 
 
 def _constants_of(artifact: Checkpoint, atom: Atom) -> Iterator[Failure]:
@@ -231,6 +240,8 @@ CHECKS = (
           "the weight's", _defects),
     Check("cache", "tensors", "scales of an FP8 cache that are not those of the recipe's text, or "
           "at which keys or values saturate or vanish", cache_failures),
+    Check("flushed", "tensors", "scales of groups so small that Marlin takes the weights for 0",
+          _small_scales, planted="tests/qwen35_convert/verification/test_flushed.py"),
     Check("vision", "tensors", "a vision file's values that are not finite, or not the source's",
           _values_beside, lacks=("expected",)),
     Check("logits", "logits", "predictions that are not the source's", _logits,

@@ -37,6 +37,7 @@ class Report:
     checks       what each check that ran found, by its id
     calibration  how calibrated weights were proven; None: there are none
     cache        how the scales of an FP8 cache were proven; None: there are none
+    notes        what is right, but not as an engine takes it
     """
 
     level: str
@@ -50,6 +51,7 @@ class Report:
     calibration: dict[str, Any] | None = None
     cache: dict[str, Any] | None = None
     checks: dict[str, list[Failure]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -71,6 +73,7 @@ class Report:
             "tensors": self.tensors,
             "logits": self.logits,
             "failures": [failure.as_dict() for failure in self.failures],
+            "notes": self.notes,
         }
 
 
@@ -99,6 +102,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         calibration=proof.calibration,
         cache=proof.cache,
         checks=found,
+        notes=proof.notes,
     )
 
 
