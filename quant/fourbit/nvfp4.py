@@ -188,7 +188,7 @@ class Nvfp4(Fp4):
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return scales that are NaN, negative, or 0 for codes that are not; wrong global ones."""
         scale, whole = rows[SCALE].float(), rows[GLOBAL].float()
-        used = ((rows[PACKED] & MAGNITUDES) != 0).unflatten(1, (-1, self.group // 2)).any(-1)
+        used = ((rows[PACKED] & MAGNITUDES) != 0).view(*scale.shape, self.group // 2).any(-1)
         bad = int((~(scale >= 0) | (scale == 0) & used).sum())
         wrong = int((~(whole.isfinite() & (whole > 0))).sum())
         counts = {

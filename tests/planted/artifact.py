@@ -46,6 +46,7 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "int8": ("int8", ()),
     "nvfp4-mixed": ("nvfp4-mixed", ()),
     "fp8-block-kv8": ("fp8-block-kv8", ("quantize.calibrate.tokens=1024",)),
+    "nvfp4-file": ("gguf-nvfp4", ()),
 }
 HUB = ("fp8-block-hub", "fp8-block-kv8", "nvfp4a16", "mxfp4a16", "int4-g32", "int8", "nvfp4-mixed")
 
@@ -130,6 +131,8 @@ FEW_BITS = tuple(
         "nano int4-g32",
         "nano int8",
         "moe nvfp4-mixed",
+        "nano nvfp4-file",
+        "moe nvfp4-file",
     )
 )
 

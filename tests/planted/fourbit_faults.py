@@ -9,7 +9,7 @@ import torch
 
 from tests.planted.artifact import Base
 from tests.planted.edit import Tensors
-from tests.planted.fault import STRUCTURE, UNOPENED, Fault, Names, Where
+from tests.planted.fault import AS_IT_IS, STRUCTURE, UNOPENED, Fault, Names, Where
 from tests.planted.group_faults import groups
 from tests.planted.quantization_faults import Change, block_fault, entries, put
 from tests.planted.tensor_fault import Plant, tensor_fault
@@ -35,6 +35,10 @@ def cases() -> Iterator[Fault]:
     for name, (outputs, plant) in MORE.items():
         yield tensor_fault("four bits: scales", name, plant, where(*outputs))
     yield from _of_headers()
+    yield tensor_fault(
+        "four bits: parts", "saved-again-beside-its-receipt", _save_again, where(*ALL),
+        receipts=(AS_IT_IS,),
+    )  # fmt: skip
 
 
 def _of_headers() -> Iterator[Fault]:
@@ -186,6 +190,13 @@ def _lose(*parts: str) -> Plant:
         return tensors.stored(UP).removesuffix(".weight")
 
     return plant
+
+
+def _save_again(tensors: Tensors) -> str:
+    """Store tensors by name; the receipt is that of the file before."""
+    for file in tensors.files:
+        file.entries = dict(sorted(file.entries.items(), reverse=True))
+    return "model.safetensors"
 
 
 LOST: dict[str, tuple[tuple[str, ...], Plant]] = {

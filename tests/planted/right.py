@@ -15,6 +15,7 @@ from tests.planted import (
     right_configs,
     right_encoders,
     right_folders,
+    right_fourbit,
     right_gguf,
     right_gguf_keys,
     right_libraries,
@@ -195,6 +196,7 @@ def _changed() -> Iterator[Right]:
     for table in (
         right_encoders,
         right_folders,
+        right_fourbit,
         right_configs,
         right_sides,
         right_gguf,

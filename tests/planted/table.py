@@ -12,6 +12,7 @@ from tests.planted import (
     count_faults,
     extra_faults,
     fourbit_faults,
+    fourbit_file_faults,
     gguf_faults,
     group_faults,
     header_faults,
@@ -67,7 +68,7 @@ def _of_all() -> list[Fault]:
 def _placed() -> Iterator[tuple[list[Fault], tuple[Base, ...]]]:
     """Yield faults with the bases that they may be planted into."""
     yield _of_all(), BASES
-    yield [*fourbit_faults.cases()], FEW_BITS
+    yield [*fourbit_faults.cases(), *fourbit_file_faults.cases()], FEW_BITS
     yield [*cache_faults.cases()], CACHED
 
 
