@@ -25,6 +25,7 @@ from qwen35_convert.cli_options import (
     Json,
     Junit,
     Memory,
+    Metadata,
     NoVerify,
     Out,
     OutputFormat,
@@ -34,6 +35,7 @@ from qwen35_convert.cli_options import (
     Set,
     Source,
     Stream,
+    Template,
     Workers,
     parse_limit,
     parse_numbers,
@@ -135,6 +137,8 @@ def convert(
         ),
     ] = None,
     base: Base = None,
+    chat_template: Template = None,
+    metadata: Metadata = None,
     set_: Set = None,
     only: Annotated[
         str | None,
@@ -164,10 +168,16 @@ def convert(
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
+    from qwen35_convert.card.metadata_file import metadata_override, template_override
     from qwen35_convert.recipe import quoted
 
     output = Output.of("convert", output_format, junit, json=json)
-    overrides = (*(set_ or ()), *([f"only={quoted(only)}"] if only else ()))
+    overrides = (
+        *(set_ or ()),
+        *([f"only={quoted(only)}"] if only else ()),
+        *([template_override(chat_template)] if chat_template else ()),
+        *([metadata_override(metadata)] if metadata else ()),
+    )
     options = RunOptions(
         workers=workers,
         memory_limit=parse_limit(memory_limit),

@@ -28,6 +28,17 @@ Base = Annotated[
         metavar="SOURCE", help="Model to merge an adapter (LoRA) into; SOURCE is then the adapter."
     ),
 ]
+Template = Annotated[
+    Path | None,
+    typer.Option("--chat-template", metavar="FILE", help="Chat template in place of the source's."),
+]
+Metadata = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON with general.license, general.tags, ... in place of what README.md says.",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option(

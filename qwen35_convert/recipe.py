@@ -163,11 +163,39 @@ def _scales_inputs(values: Mapping[str, Any]) -> bool:
     return any(SCHEMES[name].static_inputs for name in names & SCHEMES.keys())
 
 
+class Metadata(_Part):
+    """What is said of the model in place of what the source's README.md says of itself."""
+
+    name: str | None = None
+    author: str | None = None
+    version: str | None = None
+    organization: str | None = None
+    description: str | None = None
+    quantized_by: str | None = None
+    license: str | None = None
+    license_name: str | None = None
+    license_link: str | None = None
+    url: str | None = None
+    repo_url: str | None = None
+    tags: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
+
+    @field_validator("tags", "languages", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
 class Export(_Part):
-    """How the artifact is stored."""
+    """How the artifact is stored, and what lies in it beside the tensors.
+
+    chat_template  the text of a template in place of the source's
+    """
 
     format: str = "safetensors"
     max_shard_size: int = Field(default=5 * 10**9, gt=0)
+    chat_template: str | None = Field(default=None, max_length=64 << 10)
+    metadata: Metadata | None = None
 
     @field_validator("format")
     @classmethod

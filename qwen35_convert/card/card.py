@@ -55,8 +55,11 @@ class About:
 
     @property
     def said(self) -> Mapping[str, Any]:
-        """The front matter that the source has."""
-        return read_front_matter(self.sides) if self.front is None else self.front
+        """The front matter that the source has, or is wanted instead."""
+        front = read_front_matter(self.sides) if self.front is None else self.front
+        asked = self.recipe.get("export", {}).get("metadata") or {}
+        asked = {"language" if key == "languages" else key: value for key, value in asked.items()}
+        return {**front, **{key: value for key, value in asked.items() if value}}
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -105,7 +108,7 @@ def _sections(about: About) -> Iterator[str]:
     recipe, source = about.recipe, about.receipt["source"]
     where = source.get("repo") or "a local folder"
     revision = f" at `{source['revision']}`" if source.get("revision") else ""
-    yield f"# {about.title}, {recipe['name']}"
+    yield f"# {word(about.said, 'name') or about.title}, {recipe['name']}"
     yield (
         f"Made with qwen35 {about.receipt['qwen35']} from {where}{revision}, "
         f"by the recipe below.{_merged(about)}"

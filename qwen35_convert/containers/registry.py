@@ -12,6 +12,7 @@ from qwen35_convert.containers.container import Container
 from qwen35_convert.containers.gguf.container import GgufFiles
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.dressed import dressed
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import FORMATS, Format, Recipe
 
@@ -58,4 +59,4 @@ def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
             f"expected {wanted}"
         )
     widened = container_of(source).widens
-    return container.expected(source, recipe, out.stem, widened=widened)
+    return container.expected(dressed(source, recipe), recipe, out.stem, widened=widened)

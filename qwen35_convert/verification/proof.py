@@ -12,6 +12,7 @@ from qwen35_convert.calibration.scales import needs_inputs, with_scales
 from qwen35_convert.calibration.texts import Texts, text_at_hand
 from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
+from qwen35_convert.planning.dressed import dressed
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
@@ -98,6 +99,9 @@ class Proof:
             else:
                 proof.receipt = receipt
                 check_adapter(receipt, source)
+        told = proof.expected or proof.receipt
+        if source is not None and told is not None:
+            proof.source = source = dressed(source, told.recipe)
         if proof.receipt is not None and source is not None and proof.receipt.names(source):
             proof.failures += proof._expect(proof.receipt, source)
         return proof

@@ -16,6 +16,7 @@ from typing import Any
 from formats.gguf.header import Kv
 from formats.gguf.metadata import title
 from qwen35_convert.card.front_matter import word, words
+from qwen35_convert.recipe import Metadata
 
 HUB = "https://huggingface.co"
 LICENCE = ("license", "license_name", "license_link")
@@ -29,6 +30,12 @@ def about_of(card: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
         "tags": words(card, "tags", "pipeline_tag"),
         "languages": words(card, "language"),
     }
+
+
+def asked_about(asked: Metadata | None) -> dict[str, str | Sequence[str]]:
+    """Return what a recipe wants to be said, by key under `general.`."""
+    said = {} if asked is None else asked.model_dump()
+    return {key.replace("license_", "license."): value for key, value in said.items() if value}
 
 
 def base_model_pairs(names: Sequence[str]) -> list[Kv]:

@@ -30,7 +30,7 @@ from quant.mix.tensors import Facts, MixTensor
 from quant.scheme import Part
 from quant.stored import scheme_of
 from qwen35_convert.card.front_matter import read_front_matter, words
-from qwen35_convert.containers.gguf.about import about_of, base_model_pairs
+from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import read_importance
 from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
@@ -161,7 +161,7 @@ def _metadata(
     about = {"name": title(source.name), "size_label": size_label(infos)}
     text = text_metadata(
         source.config,
-        about=about | about_of(card),
+        about=about | about_of(card) | asked_about(recipe.export.metadata),
         file_type=FILE_TYPES[recipe.quantize.scheme],
         mtp_layers=mtp_layers,
         generation=read_generation(source),
