@@ -1,6 +1,7 @@
 """vLLM's own process for `benchmarks.engines`: run as a module with the arguments JOB and RESULT.
 
-JOB is JSON: folder, type of the cache, attention backend (null: vLLM's choice), rows of token ids, prompts of token ids, tokens to generate.
+JOB is JSON: folder, type of the cache, attention backend (null: vLLM's choice), rows of token ids,
+prompts of token ids, tokens to generate.
 RESULT becomes JSON: the perplexity of the rows, the tokens that follow each prompt, the scales of
 an FP8 cache as they were loaded, versions, seconds to load.
 What vLLM says of itself goes to stderr.
