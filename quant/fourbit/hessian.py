@@ -10,7 +10,7 @@ With J the reversal of order, J H J = L L^T gives H = R R^T for the upper triang
 U = R^-1: one Cholesky step and one triangular inverse.
 
 llm-compressor adds 0.01 of the mean of the diagonal. Codes that fit H so closely suit other texts
-less: with 0.3 of its median trained models lose 1 % more by H itself, and 4 to 6 % less in KL on
+less: with 0.3 of its median trained models lose 1 % more by H itself, and about 3 % less in KL on
 held-out text. The median, since one column of huge inputs is no reason to forget the others.
 
 Shape letters: K columns of the weight, inputs of the layer.
