@@ -33,6 +33,7 @@ COMMANDS = (
     "bench",
     "run",
     "recipes",
+    "upload",
 )
 
 

@@ -1,5 +1,7 @@
 """Keys and values as a cache in FP8 gives them back.
 
+Chosen for: every layer whose checkpoint has scales for an FP8 cache, before keys and values are kept.
+
     codes = round_to_e4m3(clamp(x / scale, -448, 448))        x' = codes * scale
 
 with one scale for all keys of a layer and one for all its values. The pools keep x' in the model
