@@ -1,6 +1,6 @@
 """Keys and values as a cache in FP8 gives them back.
 
-Chosen for: every layer whose checkpoint has scales for an FP8 cache, before keys and values are kept.
+Chosen for: every layer whose checkpoint has scales for an FP8 cache, before keys are kept.
 
     codes = round_to_e4m3(clamp(x / scale, -448, 448))        x' = codes * scale
 

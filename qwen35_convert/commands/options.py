@@ -11,6 +11,7 @@ from qwen35_convert import completion
 
 if TYPE_CHECKING:
     from qwen35_convert.options import Limit
+    from qwen35_convert.source import Source as SourceOf
 
 DEFAULT_MEMORY = 600 * 10**6
 MAX_DIGITS = 9
@@ -112,3 +113,10 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
     if not all(word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS for word in words):
         raise RecipeError(f"--{name}", f"is {text!r}", "numbers such as 1,8,64")
     return tuple(int(word) for word in words)
+
+
+def merged(source: str, base: str | None) -> SourceOf:
+    """Return what is to be opened: a model, or an adapter and its model."""
+    from qwen35_convert.source import Merge
+
+    return source if base is None else Merge(source, base)

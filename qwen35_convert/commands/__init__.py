@@ -1,0 +1,1 @@
+"""The commands: each parses, makes one call of `qwen35_convert.api`, prints."""

@@ -1,0 +1,187 @@
+"""A checkpoint becomes an artifact: `convert` by a recipe, `quantize` by a scheme."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from formats.errors import FELL_SHORT
+from qwen35_convert import completion
+from qwen35_convert.commands.options import (
+    DEFAULT_RECIPES,
+    Base,
+    Device,
+    Json,
+    Junit,
+    Memory,
+    Metadata,
+    NoVerify,
+    Out,
+    OutputFormat,
+    Overwrite,
+    PlanOnly,
+    Quiet,
+    Set,
+    Source,
+    Stream,
+    Template,
+    Workers,
+    merged,
+    parse_limit,
+)
+from qwen35_convert.options import DEFAULTS as RUN
+from qwen35_convert.options import RunOptions
+from qwen35_convert.output import GITHUB, JSON, Output
+
+if TYPE_CHECKING:
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.source import Source as SourceOf
+
+
+def convert(
+    source: Source,
+    out: Out,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Recipe to follow.",
+            show_default=DEFAULT_RECIPES,
+            autocompletion=completion.recipe_names,
+        ),
+    ] = None,
+    base: Base = None,
+    chat_template: Template = None,
+    metadata: Metadata = None,
+    set_: Set = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="GLOB", help="Convert only matching tensors, e.g. 'layers.0.*'."),
+    ] = None,
+    plan: PlanOnly = False,
+    workers: Workers = None,
+    memory_limit: Memory = None,
+    device: Device = RUN.device,
+    stream: Stream = False,
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="threads, or ray: the nodes of the cluster at RAY_ADDRESS, or of a local one. "
+            "--workers and --memory-limit then apply to each node.",
+            autocompletion=completion.executors,
+        ),
+    ] = RUN.executor,
+    json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+    quiet: Quiet = False,
+) -> None:
+    """Convert a checkpoint by a recipe, then verify the result against its source.
+
+    Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
+    """
+    from qwen35_convert.card.metadata_file import metadata_override, template_override
+    from qwen35_convert.recipe import quoted
+
+    output = Output.of("convert", output_format, junit, json=json)
+    overrides = (
+        *(set_ or ()),
+        *([f"only={quoted(only)}"] if only else ()),
+        *([template_override(chat_template)] if chat_template else ()),
+        *([metadata_override(metadata)] if metadata else ()),
+    )
+    options = RunOptions(
+        workers=workers,
+        memory_limit=parse_limit(memory_limit),
+        device=device,
+        executor=executor,
+        stream=stream,
+        overwrite=overwrite,
+        verify=not no_verify,
+        progress=not quiet,
+    )
+    _convert(merged(source, base), out, recipe, options, output, overrides=overrides, plan=plan)
+
+
+def quantize(
+    source: Source,
+    out: Out,
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.",
+            autocompletion=completion.scheme_names,
+        ),
+    ],
+    set_: Set = None,
+    plan: PlanOnly = False,
+    workers: Workers = None,
+    memory_limit: Memory = None,
+    device: Device = RUN.device,
+    stream: Stream = False,
+    overwrite: Overwrite = False,
+    no_verify: NoVerify = False,
+    json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+    quiet: Quiet = False,
+) -> None:
+    """Quantise a checkpoint; names and layout stay as they are.
+
+    Example: qwen35 quantize ./Qwen3.5-9B -o ./Qwen3.5-9B-FP8 --scheme fp8-block
+    """
+    from qwen35_convert.api import quantize_recipe
+
+    output = Output.of("quantize", output_format, junit, json=json)
+    recipe = quantize_recipe(scheme, tuple(set_ or ()))
+    options = RunOptions(
+        workers=workers,
+        memory_limit=parse_limit(memory_limit),
+        device=device,
+        stream=stream,
+        overwrite=overwrite,
+        verify=not no_verify,
+        progress=not quiet,
+    )
+    _convert(source, out, recipe, options, output, plan=plan)
+
+
+def _convert(
+    source: SourceOf,
+    out: Path,
+    recipe: str | Recipe | None,
+    options: RunOptions,
+    output: Output,
+    *,
+    overrides: tuple[str, ...] = (),
+    plan: bool,
+) -> None:
+    from qwen35_convert import api, report
+
+    if plan:
+        planned = api.plan(source, recipe, out, overrides=overrides, stream=options.stream)
+        _print_plan(planned, json=output.form == JSON)
+        return
+    if options.progress and output.form != GITHUB:
+        options = replace(options, on_plan=report.print_notes)
+    done = api.convert(source, out, recipe, options, overrides=overrides)
+    output.conversion(done)
+    if done.failed:
+        print(f"qwen35: {out} was not written: {done.out} failed its verification", file=sys.stderr)
+        raise typer.Exit(FELL_SHORT)
+
+
+def _print_plan(plan: Plan, *, json: bool) -> None:
+    from qwen35_convert import report
+
+    if json:
+        report.print_json(report.plan_as_dict(plan))
+    else:
+        print(report.plan_text(plan))

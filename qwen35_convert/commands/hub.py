@@ -1,0 +1,50 @@
+"""Between this machine and the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qwen35_convert.commands.options import Json, Quiet
+
+
+def download(
+    repo: Annotated[str, typer.Argument(help="owner/name on the hub.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.", show_default=False)],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Download the files a conversion needs, checked by size and hash.
+
+    Example: qwen35 download Qwen/Qwen3.5-0.8B -o Qwen3.5-0.8B
+    """
+    from qwen35_convert import api
+
+    fetched = api.download(repo, out, revision=revision, progress=not quiet)
+    print(f"{fetched.path}: {len(fetched.files)} files of {fetched.repo}@{fetched.revision}")
+
+
+def upload(
+    artifact: Annotated[str, typer.Argument(help="Folder or .gguf file, with its receipt.")],
+    repo: Annotated[str, typer.Argument(help="owner/name on the hub; made if there is none.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be there; use no network.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Make the repository a private one.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Publish a model on the hub: the files its receipt lists, the receipt and a card.
+
+    Example: qwen35 upload ./Qwen3.5-9B-FP8 me/Qwen3.5-9B-FP8 --dry-run
+    """
+    from qwen35_convert import api, report
+
+    uploaded = api.upload(artifact, repo, private=private, dry_run=dry_run)
+    if json:
+        report.print_json(uploaded.as_dict())
+    else:
+        report.print_upload(uploaded)

@@ -1,0 +1,68 @@
+"""What is there: checkpoints and recipes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from formats.errors import MISUSED
+from qwen35_convert import completion
+from qwen35_convert.commands.options import Json, Junit, OutputFormat, Source
+from qwen35_convert.output import JSON, Output
+
+
+def inspect(
+    source: Source,
+    json: Json = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+) -> None:
+    """Show what a checkpoint holds: sizes, layout, problems, how to serve it.
+
+    Example: qwen35 inspect Qwen/Qwen3.5-0.8B
+    """
+    from qwen35_convert import api, report
+
+    inspection = api.inspect(source)
+    if json:
+        report.print_json(inspection.as_dict(tensors=tensors))
+    else:
+        report.print_inspection(inspection, tensors=tensors)
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Recipe to print.", autocompletion=completion.recipe_names),
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="List every mistake of a recipe; exit 2 if it has any."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
+    ] = False,
+    json: Json = False,
+    output_format: OutputFormat = None,
+    junit: Junit = None,
+) -> None:
+    """List the bundled recipes, print one, or check a recipe of your own.
+
+    Example: qwen35 recipes --check ours.yaml
+    """
+    from qwen35_convert import recipe_report
+
+    output = Output.of("recipes", output_format, junit, json=json)
+    if check is not None:
+        from qwen35_convert.recipe_check import check_recipe
+
+        mistakes = check_recipe(check)
+        output.mistakes(check, mistakes)
+        if mistakes:
+            raise typer.Exit(MISUSED)
+    elif schema:
+        recipe_report.print_schema()
+    elif name:
+        recipe_report.print_recipe(name, json=output.form == JSON)
+    else:
+        recipe_report.print_recipes(json=output.form == JSON)
