@@ -2,7 +2,8 @@
 
     python benchmarks/verify.py [--folder FOLDER] [--text FILE] [--cores 2] [--levels structure ...]
 
-A checkpoint of 0.8B's layers with an untied head (2 GB) is generated and converted to fp8-block;
+A checkpoint of 0.8B's layers with an untied head (2 GB; --layers 24: more of them) is generated and
+converted to fp8-block;
 then the two are compared, on the CPU, in processes of their own: headers; tensors, which encodes
 them again; logits on text, once keeping the source's side (`--logits-cache`), once more with what
 was kept. Peak memory is a process's. One JSON line for each goes to
@@ -17,7 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +37,31 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="default: 4 kB of the bundled text")
     parser.add_argument("--cores", default="1", help="threads of torch's")
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--generate", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     config, form = CASES["dense"]
-    CASES["untied"] = (config | {"tie_word_embeddings": False}, form | {"head": True})
+    sizes = {"tie_word_embeddings": False, "num_hidden_layers": options.layers}
+    CASES["untied"] = (config | sizes, form | {"head": True})
     if options.generate:
         generate(options.generate, "untied")
         return
     ENVIRONMENT["OMP_NUM_THREADS"] = options.cores
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for measured in run(Path(folder), options.text, options.levels):
-            print(json.dumps(measured))
+        for measured in run(Path(folder), options):
+            print(json.dumps(measured), flush=True)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(measured) + "\n")
             peak = measured["rss_mb"]
             assert peak < LIMIT_MB, f"peak memory {peak} MB, expected {LIMIT_MB}"
 
 
-def run(folder: Path, text: Path | None, levels: Sequence[str]) -> Iterator[dict[str, Any]]:
+def run(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the figures of the conversion, and of its verification at each level."""
     source, out = folder / "source", folder / "out"
-    measure(sys.executable, __file__, "--generate", str(source))
+    text, levels = options.text, options.levels
+    made = ("--layers", str(options.layers), "--generate", str(source))
+    measure(sys.executable, __file__, *made)
     shutil.copy(NANO / "tokenizer.json", source)
     cli = (sys.executable, "-m", "qwen35_convert.cli")
     yield line("convert", source, *cli, "convert", str(source), "-o", str(out), "--no-verify")
