@@ -66,7 +66,12 @@ def test_a_bundled_recipe_resolves_to_plain_values():
             "mix": "ours",
             "imatrix": None,
         },
-        "export": {"format": "safetensors", "max_shard_size": 5_000_000_000},
+        "export": {
+            "format": "safetensors",
+            "max_shard_size": 5_000_000_000,
+            "chat_template": None,
+            "metadata": None,
+        },
         "verify": {"level": "tensors", "text": "default", "max_kl": None, "min_top1": None},
         "bench": {"prefill": (512, 8192), "batch": (1, 8, 64)},
     }
