@@ -48,7 +48,9 @@ def conv1d_prefill_reference(
     for slot, start, end in zip(slots_N.tolist(), bounds, bounds[1:], strict=False):
         history_JC = pool_SCJ[slot].T if slot >= 0 else torch.zeros_like(pool_SCJ[0].T)
         window = torch.cat([history_JC.to(x_TC.dtype), x_TC[start:end]])
-        y_TC[start:end] = taps(window, weight_C1K)
+        for first in range(0, window.shape[1], CHANNELS):
+            some = slice(first, first + CHANNELS)
+            y_TC[start:end, some] = taps(window[:, some], weight_C1K[some])
         if slot >= 0:
             pool_SCJ[slot] = window[end - start :].T.to(pool_SCJ.dtype)
     return y_TC
@@ -58,10 +60,10 @@ def taps(window: Tensor, weight_C1K: Tensor) -> Tensor:
     """Return silu of the convolution [n, C] of a window [K-1 + n, C]."""
     num_taps = weight_C1K.shape[2]
     n = window.shape[0] - (num_taps - 1)
-    window_, weight = widen(window), widen(weight_C1K[:, 0])
+    window_, weight = widen(window), widen(weight_C1K[:, 0]).T.contiguous()
     total, term = torch.zeros_like(window_[:n]), torch.empty_like(window_[:n])
     for j in range(num_taps):
-        total += torch.mul(window_[j : j + n], weight[:, j], out=term)
+        total += torch.mul(window_[j : j + n], weight[j], out=term)
     rounded = widen(total.to(window.dtype))
     # F.silu gives other last bits to the tail of a row than to its body; exp does not
     divisor = torch.neg(rounded, out=term).exp_().add_(1)
