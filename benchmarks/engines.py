@@ -117,8 +117,8 @@ def _run(arguments: Sequence[str], log: Path) -> None:
 
 
 def kernels(log: str) -> list[str]:
-    """Return vLLM's own words for what it has chosen, each once."""
-    return list(dict.fromkeys(CHOICES.findall(log)))
+    """Return vLLM's own words for what it has chosen, each once; not where it looked for files."""
+    return list(dict.fromkeys(said.partition(" Config file")[0] for said in CHOICES.findall(log)))
 
 
 def last_error(log: str) -> str:
