@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from formats.family.names import optional_part
 from formats.stored import KEEP, Problem, by_cause, tell
+from qwen35_convert.inspection.screen import lines
+from qwen35_convert.sizes import size_text
 from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
@@ -35,14 +37,6 @@ def print_notes(plan: Plan) -> None:
     """Print the notes of a plan on stderr."""
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
-
-
-def size_text(nbytes: int) -> str:
-    """Return bytes in the unit that reads best: 1.35 GB."""
-    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if nbytes >= 10**power:
-            return f"{nbytes / 10**power:.2f} {unit}"
-    return f"{nbytes} B"
 
 
 @dataclass
@@ -245,20 +239,8 @@ def _or_dash(value: float | None, width: int, form: str) -> str:
 
 def print_inspection(inspection: Inspection, *, tensors: bool) -> None:
     """Print what a checkpoint holds."""
-    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in inspection.dtypes.items())
-    experts = f" ({inspection.mtp['experts']} experts)" if inspection.mtp["experts"] else ""
-    quantization = inspection.quantization or "not quantised"
-    print(f"layout      {inspection.layout}, {inspection.kind}, {quantization}")
-    if inspection.kv_cache:
-        print(f"kv cache    {inspection.kv_cache}")
-    print(f"tensors     {inspection.tensors} ({dtypes})")
-    print(f"parameters  {inspection.parameters:,} in {size_text(inspection.bytes)}")
-    print(f"mtp         {inspection.mtp['layers']} layers{experts}")
-    print(f"vision      {'yes' if inspection.vision else 'no'}")
-    for key, value in inspection.config.items():
-        print(f"config      {key} {value}")
-    for key, value in inspection.serving.items():
-        print(f"serving     {key} {value}")
+    for line in lines(inspection):
+        print(line)
     for note in inspection.notes:
         print(f"note        {note}")
     for problems in by_cause(Problem(**fields) for fields in inspection.problems):
