@@ -136,6 +136,7 @@ def test_the_receipt_holds_the_resolved_recipe(runner):
     assert receipt["verdict"]["thresholds"]["max_kl"] == 0.05
 
 
+@pytest.mark.all
 def test_a_mistake_in_the_recipe_stops_the_run_with_an_annotation(runner):
     (step,) = (step for step in JOB["steps"] if step["name"] == "Check the recipe")
     recipe = runner.workspace / ENVIRONMENT["RECIPE"]
@@ -148,6 +149,7 @@ def test_a_mistake_in_the_recipe_stops_the_run_with_an_annotation(runner):
     assert said.startswith("::error file=recipes/ours.yaml,line=1,col=1,title=recipe::there is no")
 
 
+@pytest.mark.all
 def test_a_threshold_that_is_not_met_fails_the_run_with_an_annotation(runner):
     (step,) = (step for step in JOB["steps"] if step["name"] == "Verify")
     done = runner.shell(f"{step['run'].strip()} --level logits --max-kl 0.0001")

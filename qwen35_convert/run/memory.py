@@ -32,7 +32,7 @@ from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Item, Plan
 
 SHARE = 0.75
-MARGIN = 24 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
+MARGIN = 32 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
 OVERHEAD = 4 << 20  # of a worker: its stack, the heap's slack, a chunk that is being hashed
 PER_TENSOR = 2048  # what verification keeps of each tensor: header, atom, figures
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried

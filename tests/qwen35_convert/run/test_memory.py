@@ -153,7 +153,7 @@ def convert_within(limit: str, source: Path, out: Path) -> tuple[int, int, str]:
 
 @pytest.mark.xdist_group("memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
-@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("moe", marks=pytest.mark.all)])
 def test_calibration_keeps_the_limit_or_the_least_that_it_asks_for(tmp_path, kind):
     source = NANO
     if kind == "moe":
