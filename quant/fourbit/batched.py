@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quant.fourbit.calibrate import PASSES, Grid
+from quant.fourbit.calibrate import PASSES, Grid, best_of
 from quant.fourbit.parts import GLOBAL, SCALE
 from quant.fourbit.rows import Rows
 from quant.importance import FLOOR, NOTHING
@@ -110,18 +110,8 @@ def sweep(w_NK: Tensor, weights_EK: Tensor, candidates: Iterable[Grid], bits: in
 
     w_NK  rows of all matrices
     """
-    best: Grid | None = None
-    least, w = torch.empty(0), w_NK.float()
-    for grid in candidates:
-        error = _weigh_errors(w, weights_EK, grid, bits)
-        if best is None:
-            best, least = grid, error
-            continue
-        better = error < least
-        best = Grid(*(_chosen(better, *pair) for pair in zip(grid, best, strict=True)))
-        least = error.minimum(least)
-    assert best is not None, "a sweep needs candidates"
-    return best
+    w = w_NK.float()
+    return best_of(candidates, lambda grid: _weigh_errors(w, weights_EK, grid, bits))
 
 
 def _weigh_errors(w_NK: Tensor, weights_EK: Tensor, grid: Grid, bits: int) -> Tensor:
@@ -133,13 +123,6 @@ def _weigh_errors(w_NK: Tensor, weights_EK: Tensor, grid: Grid, bits: int) -> Te
     missed = nearest(w_ENGg / step, zero, bits).mul_(step).sub_(w_ENGg)
     weight = weights_EK.view(matrices, 1, columns // group, group)
     return missed.square_().mul_(weight).sum(-1).view(-1)
-
-
-def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return `torch.where`, which a GPU does not have for every type of a byte."""
-    if new.dtype.itemsize > 1:
-        return torch.where(better, new, old)
-    return torch.where(better, new.view(torch.uint8), old.view(torch.uint8)).view(new.dtype)
 
 
 def choose_units(

@@ -27,7 +27,7 @@ from quant.fourbit.rows import BLOCK, Rows
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -70,18 +70,34 @@ def sweep(w_NK: Tensor, weights_K: Tensor, candidates: Iterable[Grid], bits: int
 
     bits  of whole numbers; 0: E2M1
     """
+    w = w_NK.float().cpu().contiguous()
+    return best_of(candidates, lambda grid: weigh_errors(w, weights_K, grid, bits))
+
+
+def best_of(candidates: Iterable[Grid], weigh: Callable[[Grid], Tensor]) -> Grid:
+    """Return of each group the candidate with the least error, float32 [B], the first if several.
+
+    weigh  returns the errors of the nearest codes of a candidate
+    """
     best: Grid | None = None
-    least, w = torch.empty(0), w_NK.float().cpu().contiguous()
+    least = torch.empty(0)
     for grid in candidates:
-        error = weigh_errors(w, weights_K, grid, bits)
+        error = weigh(grid)
         if best is None:
             best, least = grid, error
             continue
         better = error < least
-        best = Grid(*(torch.where(better, *pair) for pair in zip(grid, best, strict=True)))
+        best = Grid(*(_chosen(better, *pair) for pair in zip(grid, best, strict=True)))
         least = error.minimum(least)
     assert best is not None, "a sweep needs candidates"
     return best
+
+
+def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return `torch.where`, which a GPU does not have for every type of a byte."""
+    if new.dtype.itemsize > 1:
+        return torch.where(better, new, old)
+    return torch.where(better, new.view(torch.uint8), old.view(torch.uint8)).view(new.dtype)
 
 
 def weigh_errors(w_NK: Tensor, weights_K: Tensor, grid: Grid, bits: int) -> Tensor:
