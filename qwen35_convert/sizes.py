@@ -9,3 +9,8 @@ def size_text(nbytes: int) -> str:
         if nbytes >= 10**power:
             return f"{nbytes / 10**power:.2f} {unit}"
     return f"{nbytes} B"
+
+
+def mb_text(nbytes: int) -> str:
+    """Return bytes in megabytes, rounded up: what a limit has to be."""
+    return f"{-(-nbytes // 10**6)} MB"

@@ -32,6 +32,7 @@ from qwen35_convert.planning.calibrated import stage_of, stages
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe import GPTQ, NEAREST
 from qwen35_convert.run.memory import MARGIN, resident
+from qwen35_convert.sizes import mb_text
 
 if TYPE_CHECKING:
     from formats.family.config import Config
@@ -108,8 +109,8 @@ def memory_note(plan: Plan, source: Checkpoint, tokens: int) -> str:
     """Say what calibration takes on a CPU, for a plan."""
     one, two = (calibration_bytes(plan, source, tokens, workers) for workers in (1, 2))
     return (
-        f"calibration reads {tokens} tokens and takes {_shown(one)} beside the program, and "
-        f"{_shown(two - one)} for each worker beyond the first"
+        f"calibration reads {tokens} tokens and takes {mb_text(one)} beside the program, and "
+        f"{mb_text(two - one)} for each worker beyond the first"
     )
 
 
@@ -142,8 +143,8 @@ def check_memory(
     if needed > limit.nbytes:
         raise RecipeError(
             "--memory-limit",
-            f"is {_shown(limit.nbytes)}",
-            f"{_shown(needed)} or more, as one layer and {known} need",
+            f"is {mb_text(limit.nbytes)}",
+            f"{mb_text(needed)} or more, as one layer and {known} need",
             "fewer quantize.calibrate.tokens, fewer --workers"
             + (", or quantize.method=sweep" if method == GPTQ else ""),
         )
@@ -160,7 +161,3 @@ def _warm(plan: Plan) -> None:
     w, one = torch.eye(TRIED, dtype=torch.bfloat16), factor(torch.eye(TRIED))
     for scheme in {item.scheme for item in _calibrated(plan)}:
         scheme.encode(w, scheme.prepare(iter([w])), factor=one)
-
-
-def _shown(size: int) -> str:
-    return f"{-(-size // 10**6)} MB"

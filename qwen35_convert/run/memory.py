@@ -30,6 +30,7 @@ from quant.stored import CHUNK_BYTES, each_row, scheme_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Item, Plan
+from qwen35_convert.sizes import mb_text
 
 SHARE = 0.75
 MARGIN = 32 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
@@ -93,11 +94,11 @@ def _checked(limit: Limit | None, need: Need) -> int:
         return max(need.floor, min(machine, limit.nbytes if limit else machine))
     if limit.nbytes < need.floor:
         where = (
-            f"{_shown(need.base + MARGIN)} the program and the plan, "
-            f"{_shown(MAX_MAPPED)} pages of the source, {_shown(need.least)} the smallest chunk"
-            + (f", {_shown(need.verify)} verification" if need.verify else "")
+            f"{mb_text(need.base + MARGIN)} the program and the plan, "
+            f"{mb_text(MAX_MAPPED)} pages of the source, {mb_text(need.least)} the smallest chunk"
+            + (f", {mb_text(need.verify)} verification" if need.verify else "")
         )
-        got, expected = f"is {_shown(limit.nbytes)}", f"{_shown(need.floor)} or more"
+        got, expected = f"is {mb_text(limit.nbytes)}", f"{mb_text(need.floor)} or more"
         raise RecipeError("--memory-limit", got, expected, where=where)
     return limit.nbytes
 
@@ -173,7 +174,3 @@ def _kilobytes(path: Path, key: str) -> int | None:
         return None
     lines = (line.split() for line in path.read_text().splitlines() if line.startswith(key))
     return next((int(words[1]) * 1024 for words in lines), None)
-
-
-def _shown(size: int) -> str:
-    return f"{-(-size // 10**6)} MB"
