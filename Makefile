@@ -1,5 +1,5 @@
-# Two commands: `make demo` converts and proves the bundled model, `make test` runs the suite.
-# `make test-all` runs what is slow too, `make test-slow` only that.
+# Two commands: `make demo` converts and proves the bundled model (and installs only what that needs),
+# `make test` runs the suite. `make test-all` runs what is slow too, `make test-slow` only that.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -11,6 +11,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/tools: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	touch $@
 
@@ -20,32 +24,32 @@ demo: .venv/ready
 	$(BIN)/qwen35 verify out/nano-fp8 --against tests/data/nano-dense --level logits
 	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
-test: .venv/ready
+test: .venv/tools
 	$(PYTEST) -m 'not gpu and not hub and not big and not all'
 
-test-slow: .venv/ready
+test-slow: .venv/tools
 	$(PYTEST) -m 'all and not gpu and not hub and not big'
 
-test-all: .venv/ready
+test-all: .venv/tools
 	$(PYTEST) -m 'not gpu and not hub and not big'
 
-fuzz: .venv/ready
+fuzz: .venv/tools
 	-$(BIN)/python -m pip install --quiet atheris  # where it installs, it follows coverage
 	for p in safetensors config gguf recipe; do \
 		$(BIN)/python -m tests.fuzz.fuzz_$$p --seconds $(FUZZ_SECONDS) || exit 1; done
 
-faults: .venv/ready
+faults: .venv/tools
 	$(BIN)/python -m benchmarks.faults local --count 10000 --what steps writes
 	$(BIN)/python -m benchmarks.faults local --count 240
 	$(BIN)/python -m benchmarks.faults network
 
-lint: .venv/ready
+lint: .venv/tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: .venv/ready
+format: .venv/tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
