@@ -1,6 +1,21 @@
-"""How sizes are shown."""
+"""How sizes are shown, and read."""
 
 from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 
 
 def size_text(nbytes: int) -> str:
@@ -14,3 +29,11 @@ def size_text(nbytes: int) -> str:
 def mb_text(nbytes: int) -> str:
     """Return bytes in megabytes, rounded up: what a limit has to be."""
     return f"{-(-nbytes // 10**6)} MB"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes in `5GB`, `500 MB`, `1GiB` or a plain number. ValueError if it is none."""
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
+    if not found or found[2].upper() not in UNITS:
+        raise ValueError(f"{text!r} is no size, expected for example 5GB or 500MB")
+    return int(Fraction(found[1]) * UNITS[found[2].upper()])

@@ -27,7 +27,8 @@ from qwen35_convert.containers import registry
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan, Shard
-from qwen35_convert.recipe import Format, Recipe
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe_parts import Format
 from qwen35_convert.write.receipt import dump_json
 
 MAGIC, WEIGHTS, TABLE = b"TOYBOX 1", "weights.toy", "table.json"

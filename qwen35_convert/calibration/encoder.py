@@ -22,7 +22,7 @@ from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.calibration.together import Parts, Together
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import GPTQ, NEAREST, SWEEP
+from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.items import Preparation, Worker
 from qwen35_convert.run.threads import each
 

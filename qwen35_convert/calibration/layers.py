@@ -19,7 +19,7 @@ from qwen35_convert.calibration.seen import Seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import SWEEP
+from qwen35_convert.recipe_parts import SWEEP
 from qwen35_convert.run.items import Preparation
 from qwen35_convert.run.threads import one_torch_thread
 

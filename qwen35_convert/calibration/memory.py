@@ -30,7 +30,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import stage_of, stages
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe import GPTQ, NEAREST
+from qwen35_convert.recipe_parts import GPTQ, NEAREST
 from qwen35_convert.run.memory import MARGIN, resident
 from qwen35_convert.sizes import mb_text
 

@@ -97,7 +97,7 @@ def parse_limit(size: str | None) -> Limit:
     """Return the limit that `600MB` sets; without one, the default, which may be exceeded."""
     from qwen35_convert.errors import RecipeError
     from qwen35_convert.options import Limit
-    from qwen35_convert.recipe import parse_size
+    from qwen35_convert.sizes import parse_size
 
     try:
         return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))

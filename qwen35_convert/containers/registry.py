@@ -14,7 +14,8 @@ from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.dressed import dressed
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import FORMATS, Format, Recipe
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe_parts import FORMATS, Format
 
 # A path is offered to each in turn; the folder takes what is left.
 CONTAINERS: dict[str, Container] = {one.name: one for one in (GgufFiles(), SafetensorsFolder())}

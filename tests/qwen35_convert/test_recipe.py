@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import UNITS, Recipe, build_recipe, parse_size, read_recipe
+from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.recipe_files import (
     MAX_RECIPE_BYTES,
     bundled_recipes,
     find_recipe,
     headline,
 )
+from qwen35_convert.sizes import UNITS, parse_size
 
 
 def written(folder: Path, text: str | bytes) -> str:

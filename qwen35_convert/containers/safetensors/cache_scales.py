@@ -16,7 +16,8 @@ from formats.family.cache_scales import SCALED, WRITTEN, attentions
 from formats.family.layout import Atom
 from formats.tensor import TensorInfo
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import NO_CACHE, Recipe
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe_parts import NO_CACHE
 
 if TYPE_CHECKING:
     from quant.scheme import Scheme
