@@ -34,8 +34,8 @@ from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import bytes_bar, ignore, notice, quiet
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
-from qwen35_convert.run.items import Effort
 from qwen35_convert.run.placed import as_bytes
+from qwen35_convert.run.worker import Effort
 from qwen35_convert.verification.levels import STRUCTURE
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict

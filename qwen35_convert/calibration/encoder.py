@@ -23,8 +23,8 @@ from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.calibration.together import Parts, Together
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
-from qwen35_convert.run.items import Preparation, Worker
 from qwen35_convert.run.threads import each
+from qwen35_convert.run.worker import Preparation, Worker
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,7 +22,9 @@ from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.run.items import Effort, Worker, convert_item, run_items
+from qwen35_convert.run.encoded import convert_item
+from qwen35_convert.run.items import run_items
+from qwen35_convert.run.worker import Effort, Worker
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import SEEN, FolderSink
 

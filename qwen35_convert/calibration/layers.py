@@ -20,8 +20,8 @@ from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import SWEEP
-from qwen35_convert.run.items import Preparation
 from qwen35_convert.run.threads import one_torch_thread
+from qwen35_convert.run.worker import Preparation
 
 if TYPE_CHECKING:
     from torch import Tensor

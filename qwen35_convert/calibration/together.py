@@ -16,8 +16,9 @@ from quant.scheme import Scheme, Shape
 from quant.stored import open_value
 from qwen35_convert.calibration.memory import matrices_at_once
 from qwen35_convert.planning.plan import Item
-from qwen35_convert.run.items import Preparation, naming
+from qwen35_convert.run.encoded import naming
 from qwen35_convert.run.threads import each
+from qwen35_convert.run.worker import Preparation
 
 if TYPE_CHECKING:
     from torch import Tensor

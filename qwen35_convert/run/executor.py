@@ -15,7 +15,8 @@ from typing import Protocol
 from formats.checkpoint import Checkpoint
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.run.items import Effort, run
+from qwen35_convert.run.items import run
+from qwen35_convert.run.worker import Effort
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 

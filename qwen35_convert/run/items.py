@@ -10,145 +10,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.family.layout import Atom
-from formats.safetensors.file import torch_dtype
-from formats.tensor import DTYPE_BYTES
-from quant.errors import QuantError
-from quant.plain import PLAIN_TYPES
-from quant.scheme import Factor, Part, Scheme
-from quant.stored import CHUNK_BYTES, Value, open_value
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.run.finite import check_logarithms, describe_not_finite
-from qwen35_convert.run.placed import Piece, Placed, shared_out
-from qwen35_convert.run.scales import check_positive
+from qwen35_convert.run.encoded import convert_item
 from qwen35_convert.run.threads import one_torch_thread
+from qwen35_convert.run.worker import Effort, Preparation, make_worker
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 JOURNAL_SECONDS = 10.0
-KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's types go to the CPU
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard to work, and whom to tell.
-
-    workers      threads
-    device       where to quantise
-    advance      called with each item when it is converted
-    chunk_bytes  memory of a worker for the chunk it converts
-    say          called with a line on what happened, such as the loss of a node
-    """
-
-    workers: int
-    device: str
-    advance: Callable[[Item], object]
-    chunk_bytes: int = CHUNK_BYTES
-    say: Callable[[str], object] = lambda _: None
-
-
-@dataclass(slots=True)
-class Worker:
-    """What one thread encodes with: where, and in how much memory, reused.
-
-    importance  of the columns, by atom
-    inputs      the largest, by atom
-    prepared    what is known of whole weights, shared by all threads
-    factor      of the Hessian of the inputs, where one is known
-    parts       what was encoded before: of the one item that it encodes, and of all its rows
-    """
-
-    device: str
-    importance: Mapping[str, Tensor]
-    inputs: Mapping[str, Tensor]
-    prepared: Preparation
-    chunk_bytes: int = CHUNK_BYTES
-    factor: Factor | None = None
-    parts: Mapping[str, Tensor] | None = None
-    _codes: Tensor | None = None
-
-    def encode(self, item: Item, w: Tensor, prepared: object) -> dict[str, Tensor]:
-        """Return what a scheme stores of some rows of an atom."""
-        if self.parts is not None:
-            return dict(self.parts)
-        importance, scheme = self.importance.get(item.atom.name), item.scheme
-        if self.device != "cpu" and scheme.name in KERNELS and importance is None:
-            from quant.fp8.reference import check_finite
-            from runtime.kernels.encode.k_quants import encode_k
-
-            check_finite(w)
-            return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}
-        memory = self._memory(scheme, w.shape)
-        if self.factor is not None:
-            return scheme.encode(w, prepared, None, memory, self.factor)
-        return scheme.encode(w, prepared, importance, memory)
-
-    def _memory(self, scheme: Scheme, shape: Sequence[int]) -> Tensor | None:
-        """Return memory for the first part: pages touched before beat fresh ones."""
-        import torch
-
-        first = scheme.parts("", tuple(shape))[0].info
-        if self.device != "cpu" or first.dtype in PLAIN_TYPES:
-            return None
-        if self._codes is None or self._codes.numel() < first.nbytes:
-            self._codes = torch.empty(first.nbytes, dtype=torch.uint8)
-        known = first.dtype in DTYPE_BYTES
-        dtype = torch_dtype(first.dtype) if known else torch.uint8
-        return self._codes[: first.nbytes].view(dtype).view(*first.shape[:-1], -1)
-
-
-class Preparation:
-    """What schemes must know of whole weights, found out once for each fused matrix."""
-
-    def __init__(self, source: Checkpoint) -> None:
-        self._source = source
-        self._known: dict[tuple[str, str], object] = {}
-        self._locks: dict[tuple[str, str], threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def of(self, item: Item) -> object:
-        """Return what the item's scheme must know; the first item of a matrix reads all of it.
-
-        Items of the same matrix wait for it, others do not.
-        """
-        key = item.scheme.name, item.atom.matrix
-        with self._lock:
-            own = self._locks.setdefault(key, threading.Lock())
-        with own:
-            if key in self._known:
-                return self._known[key]
-            known = item.scheme.prepare(self._values(item))
-            if known is not None:
-                self._known[key] = known
-            else:  # most schemes must know nothing, and there are many matrices
-                self._locks.pop(key, None)
-            return known
-
-    def _values(self, item: Item) -> Iterator[Tensor]:
-        """Yield the rows of every weight of an item's matrix."""
-        for atom in self._matrices[item.atom.matrix]:
-            value = open_value(self._source, atom)
-            for start, stop in value.chunks(1):
-                yield value.exact(start, stop)
-                value.release(start, stop)
-
-    @cached_property
-    def _matrices(self) -> Mapping[str, list[Atom]]:
-        members = defaultdict(list)
-        for atom in self._source.layout.atoms.values():
-            members[atom.matrix].append(atom)
-        return members
 
 
 def run(plan: Plan, source: Checkpoint, sink: FolderSink, journal: Journal, effort: Effort) -> None:
@@ -298,85 +172,3 @@ def _collect(done: Iterator[int], ledger: _Ledger, advance: Callable[[Item], obj
         ledger.prove()
     finally:
         ledger.record(finished)
-
-
-def make_worker(plan: Plan, effort: Effort, prepared: Preparation) -> Worker:
-    """Return what one thread encodes with."""
-    return Worker(effort.device, plan.importance, plan.inputs, prepared, effort.chunk_bytes)
-
-
-def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worker) -> None:
-    """Read, encode and write one item."""
-    value = open_value(source, item.atom, item.ops)
-    with naming(item, source):
-        check_logarithms(source, item)
-        check_positive(source, value)
-        _encode(value, item, sink, worker)
-
-
-@contextmanager
-def naming(item: Item, source: Checkpoint) -> Iterator[None]:
-    """Name the tensor in a QuantError."""
-    try:
-        yield
-    except QuantError as failure:
-        file = source.position(item.atom.stored)[0]
-        why: object = failure
-        with suppress(QuantError):  # it may be that the source cannot be decoded
-            why = describe_not_finite(source, item.atom) or failure
-        raise QuantError(f"{item.atom.stored} ({item.atom.name}) in {file}: {why}") from None
-
-
-def _encode(value: Value, item: Item, sink: FolderSink, worker: Worker) -> None:
-    held = item.scheme.cost(moved=True).write
-    for rows in encoded_rows(value, item, worker, held):
-        for output, start, data in rows.outputs:
-            sink.write(output.name, output.offset + start, data)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Some rows of a weight, what its scheme stores of them, and where that belongs.
-
-    outputs  each output with the byte of it at which these bytes begin; where columns come first
-             they may come with later rows
-    """
-
-    w: Tensor
-    parts: Mapping[str, Tensor]
-    outputs: Sequence[Piece]
-
-
-def encoded_rows(value: Value, item: Item, worker: Worker, held: int) -> Iterator[Encoded]:
-    """Encode an item's rows, as many at once as the worker has memory for.
-
-    held  bytes that the caller holds of each element
-    """
-    scheme, form = item.scheme, value.scheme
-    carried = scheme.carries(form, value.late)
-    prepared = None if carried else worker.prepared.of(item)
-    stored = scheme.parts("", value.shape)
-    room, chunk_bytes = shared_out(stored, worker.chunk_bytes)
-    placed, constant = Placed(item.outputs, stored, room), _constants(stored)
-    if scheme.static_inputs:
-        constant |= scheme.scale_inputs(worker.inputs[item.atom.name])
-    for start, stop in value.chunks(scheme.row_multiple, held=held, chunk_bytes=chunk_bytes):
-        w = value.exact(start, stop).to(worker.device)
-        parts = constant | (
-            scheme.carry(form, value.stored(start, stop), value.late)
-            if carried
-            else worker.encode(item, w, prepared)
-        )
-        yield Encoded(w, parts, placed.pieces(parts))
-        value.release(start, stop)
-
-
-def _constants(parts: Iterable[Part]) -> dict[str, Tensor]:
-    """Return the parts that follow from the shape."""
-    import torch
-
-    return {
-        part.key: torch.tensor(part.constant, dtype=torch_dtype(part.info.dtype))
-        for part in parts
-        if part.constant is not None
-    }

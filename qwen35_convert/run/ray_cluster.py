@@ -31,8 +31,9 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import MissingError, OutputError
 from qwen35_convert.options import MAX_DEFAULT_WORKERS, Limit
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.run.items import Effort, in_file_order
+from qwen35_convert.run.items import in_file_order
 from qwen35_convert.run.ray_node import Node, Spec
+from qwen35_convert.run.worker import Effort
 from qwen35_convert.versions import version
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import FolderSink

@@ -19,8 +19,9 @@ from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.run.items import Effort, convert_items
+from qwen35_convert.run.items import convert_items
 from qwen35_convert.run.memory import fit_memory
+from qwen35_convert.run.worker import Effort
 from qwen35_convert.source import merge
 from qwen35_convert.versions import version
 from qwen35_convert.write.sink import FolderSink, read_mark

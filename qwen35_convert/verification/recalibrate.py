@@ -21,7 +21,7 @@ from qwen35_convert.calibration.device import CPU, device_named
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
-from qwen35_convert.run.items import Worker
+from qwen35_convert.run.worker import Worker
 from qwen35_convert.verification.compare import Compared, compare_atom
 from qwen35_convert.verification.reencode import Again, Files
 

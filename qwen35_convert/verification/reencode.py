@@ -20,8 +20,9 @@ from quant.scheme import Scheme
 from quant.stored import each_row, open_value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.planning.plan import Item, Output, Plan
-from qwen35_convert.run.items import Effort, Encoded, Preparation, Worker, encoded_rows, make_worker
+from qwen35_convert.run.encoded import Encoded, encoded_rows
 from qwen35_convert.run.threads import each, one_torch_thread
+from qwen35_convert.run.worker import Effort, Preparation, Worker, make_worker
 from qwen35_convert.verification.compare import Compared, compare_atom
 
 # The largest of some inputs, after all layers before it: relative.

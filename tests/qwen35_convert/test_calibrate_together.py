@@ -14,7 +14,7 @@ from qwen35_convert.calibration import encoder, executor
 from qwen35_convert.calibration.digest import folded
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.errors import MissingError
-from qwen35_convert.run.items import Effort
+from qwen35_convert.run.worker import Effort
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
 recipes = pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-from qwen35_convert.run.items import Preparation
+from qwen35_convert.run.worker import Preparation
 
 SOURCE = SimpleNamespace(layout=SimpleNamespace(atoms={}))
 

@@ -29,8 +29,8 @@ from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import ray_cluster
-from qwen35_convert.run.items import Effort
 from qwen35_convert.run.ray_node import Node, Spec
+from qwen35_convert.run.worker import Effort
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink, partial_of
 from tests.adapters import of_matrix, write_adapter
