@@ -36,6 +36,7 @@ from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.placed import as_bytes
 from qwen35_convert.run.worker import Effort
+from qwen35_convert.serving.artifact import planned
 from qwen35_convert.verification.levels import STRUCTURE
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
@@ -46,6 +47,7 @@ from qwen35_convert.write.receipt import Draft, Origin, Proof, describe_files, d
 from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
+OUT = "OUT"  # what a card calls a folder, whose own name is not in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def _card(job: Job, draft: Draft, receipt: str) -> bytes:
             library="transformers",
             receipt_name=receipt,
             sides=job.source.sides,
+            served=planned(plan, OUT),
         )
     )
 

@@ -45,3 +45,10 @@ def forms(incomplete: str) -> list[str]:
     from qwen35_convert.output import FORMS
 
     return _starting(FORMS, incomplete)
+
+
+def engines(incomplete: str) -> list[str]:
+    """Return the engines that begin so."""
+    from qwen35_convert.serving.engines import ENGINES
+
+    return _starting([*ENGINES], incomplete)

@@ -22,6 +22,7 @@ from formats.json_file import read_object
 from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.card.card import README
 from qwen35_convert.card.of_gguf import card_of_gguf
+from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
 from qwen35_convert.containers.registry import container_of, open_checkpoint
 from qwen35_convert.errors import FetchError
 from qwen35_convert.failure import Failure
@@ -101,8 +102,15 @@ def _contents(opened: Checkpoint, workers: int) -> dict[str, Path | bytes]:
     for name, problem in changed_files(receipt.output, _judged(places), workers):
         raise FormatError(name, problem, fix=AGAIN)
     there = {name: place for name, place in places.items() if place.is_file()}
-    card = {} if container.carded else {README: card_of_gguf(opened, read_object(path), path.name)}
+    card = {} if container.carded else {README: _card(opened, path)}
     return dict(sorted((there | {path.name: path} | card).items()))
+
+
+def _card(opened: Checkpoint, receipt: Path) -> bytes:
+    """Return the card of a file, which has none inside."""
+    tower = mmproj_beside(opened)
+    name = tower.name if tower else None
+    return card_of_gguf(opened, read_object(receipt), receipt.name, mmproj=name)
 
 
 def _judged(places: Mapping[str, Path]) -> dict[str, Path]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.family.names import optional_part
 from formats.stored import KEEP, Problem, by_cause, tell
-from qwen35_convert.inspection.screen import lines
+from qwen35_convert.inspection.screen import lines, start_lines
 from qwen35_convert.sizes import size_text
 from qwen35_convert.write.receipt import dump_json
 
@@ -235,6 +235,12 @@ def print_bench(bench: Bench) -> None:
 
 def _or_dash(value: float | None, width: int, form: str) -> str:
     return f"{'-' if value is None else format(value, form):>{width}}"
+
+
+def print_start(inspection: Inspection, engine: str) -> None:
+    """Print how one engine is started on a checkpoint."""
+    for line in start_lines(inspection.serving, engine):
+        print(line)
 
 
 def print_inspection(inspection: Inspection, *, tensors: bool) -> None:

@@ -125,6 +125,11 @@ def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
     return open_stream(repo, revision, listing=listing)[0]
 
 
+def repository_of(source: Source) -> tuple[str, str | None] | None:
+    """Return (owner/name, revision) of a source that is a whole model on the hub, else None."""
+    return None if isinstance(source, Merge) else _named(source, stream=False)
+
+
 def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None:
     """Return (repo, revision) of a source on the hub, else None."""
     named = None if isinstance(source, Path) else parse_repo(source)

@@ -18,6 +18,8 @@ import yaml
 
 from formats.tensor import TensorInfo
 from qwen35_convert.card.front_matter import README, read_body, read_front_matter, word, words
+from qwen35_convert.serving.artifact import Served
+from qwen35_convert.serving.commands import starts
 
 OURS = "qwen35"
 CARRIED = ("license", "license_name", "license_link")
@@ -28,6 +30,12 @@ COMMANDS = """```
 qwen35 convert {sources} -o OUT --recipe recipe.yaml
 qwen35 verify OUT --against {sources}
 ```"""
+SERVING = """With this model at `{place}`:
+
+```
+{lines}
+```
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,7 @@ class About:
     vision     whether it has a vision tower
     library    what loads it, as the hub calls it
     sides      the source's side files
+    served     how engines are given it, None if none serves it
     """
 
     title: str
@@ -52,6 +61,7 @@ class About:
     receipt_name: str
     sides: Mapping[str, bytes] = field(default_factory=dict)
     front: Mapping[str, Any] | None = None
+    served: Served | None = None
 
     @property
     def said(self) -> Mapping[str, Any]:
@@ -116,8 +126,25 @@ def _sections(about: About) -> Iterator[str]:
     yield "\n".join(_sizes(about.infos))
     yield "## Verification\n\n" + "\n".join(_proof(about.receipt.get("verdict")))
     yield f"## Recipe\n\n```yaml\n{_shown(recipe)}```"
+    if about.served:
+        yield "## Serving\n\n" + "\n".join(_serving(about.served))
     yield "## Commands\n\n" + COMMANDS.format(sources=_given(about))
     yield f"`{about.receipt_name}` lists every file of the source and of this model by SHA-256."
+
+
+def _serving(artifact: Served) -> Iterator[str]:
+    """Yield how engines are started on it, and why others are not."""
+    every = starts(artifact)
+    lines = "\n".join(start.pasted for start in every if not start.cannot)
+    if lines:
+        yield SERVING.format(place=artifact.path, lines=lines)
+    versions = [start.least for start in every if start.least]
+    if versions:
+        yield f"Versions: {', '.join(versions)} or newer.\n"
+    for start in every:
+        yield from (f"- {start.engine}: {note}." for note in start.notes)
+        if start.cannot:
+            yield f"- {start.engine} does not load it: {start.cannot}."
 
 
 def _merged(about: About) -> str:

@@ -9,6 +9,7 @@ from formats.checkpoint import Checkpoint
 from formats.gguf.checkpoint import first_file
 from formats.gguf.header import Kv
 from qwen35_convert.card.card import About, make_card
+from qwen35_convert.serving.artifact import served
 
 # Front matter: the key under `general.`
 KEYS = {
@@ -21,8 +22,13 @@ KEYS = {
 PLAIN = ("F32", "F16", "BF16")
 
 
-def card_of_gguf(opened: Checkpoint, receipt: Mapping[str, Any], name: str) -> bytes:
-    """Return the card of a GGUF file beside which a receipt of this name lies."""
+def card_of_gguf(
+    opened: Checkpoint, receipt: Mapping[str, Any], name: str, *, mmproj: str | None = None
+) -> bytes:
+    """Return the card of a GGUF file beside which a receipt of this name lies.
+
+    mmproj  name of the file with its vision tower
+    """
     keys = first_file(opened).kv
     infos = opened.infos().values()
     return make_card(
@@ -35,6 +41,7 @@ def card_of_gguf(opened: Checkpoint, receipt: Mapping[str, Any], name: str) -> b
             library="gguf",
             receipt_name=name,
             front={key: _value(keys, own) for key, own in KEYS.items()},
+            served=served(opened, first_file(opened).path.name, mmproj=mmproj),
         )
     )
 

@@ -8,24 +8,68 @@ import typer
 
 from formats.errors import MISUSED
 from qwen35_convert import completion
-from qwen35_convert.commands.options import Json, Junit, OutputFormat, Source
+from qwen35_convert.commands.options import (
+    Base,
+    Json,
+    Junit,
+    OutputFormat,
+    Source,
+    merged,
+    parse_bytes,
+)
 from qwen35_convert.output import JSON, Output
 
 
 def inspect(
     source: Source,
+    base: Base = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens of a sequence: show the memory that serving takes.",
+            show_default="4096, with --batch or --memory",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of sequences served at once.",
+            show_default="1, with --context or --memory",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of the device, e.g. 16GB: show what fits."),
+    ] = None,
+    serving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="Show all command lines of vllm, sglang, transformers, llama.cpp or ollama.",
+            autocompletion=completion.engines,
+        ),
+    ] = None,
     json: Json = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
 ) -> None:
     """Show what a checkpoint holds: sizes, layout, problems, how to serve it.
 
-    Example: qwen35 inspect Qwen/Qwen3.5-0.8B
+    Example: qwen35 inspect ./Qwen3.5-27B-FP8 --context 32768 --batch 8 --memory 80GB
     """
     from qwen35_convert import api, report
+    from qwen35_convert.options import check_choice
+    from qwen35_convert.serving.engines import ENGINES
 
-    inspection = api.inspect(source)
+    if serving is not None:
+        check_choice("--serving", serving, tuple(ENGINES))
+    size = None if memory is None else parse_bytes("--memory", memory)
+    inspection = api.inspect(merged(source, base), context=context, batch=batch, memory=size)
     if json:
         report.print_json(inspection.as_dict(tensors=tensors))
+    elif serving is not None:
+        report.print_start(inspection, serving)
     else:
         report.print_inspection(inspection, tensors=tensors)
 

@@ -95,14 +95,22 @@ Quiet = Annotated[
 
 def parse_limit(size: str | None) -> Limit:
     """Return the limit that `600MB` sets; without one, the default, which may be exceeded."""
-    from qwen35_convert.errors import RecipeError
     from qwen35_convert.options import Limit
+
+    if size is None:
+        return Limit(DEFAULT_MEMORY, firm=False)
+    return Limit(parse_bytes("--memory-limit", size))
+
+
+def parse_bytes(option: str, size: str) -> int:
+    """Return the bytes of `16GB`, as an option says it. RecipeError for what is no size."""
+    from qwen35_convert.errors import RecipeError
     from qwen35_convert.sizes import parse_size
 
     try:
-        return Limit(DEFAULT_MEMORY, firm=False) if size is None else Limit(parse_size(size))
+        return parse_size(size)
     except ValueError as error:
-        raise RecipeError(f"--memory-limit: {error}") from None
+        raise RecipeError(f"{option}: {error}") from None
 
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:

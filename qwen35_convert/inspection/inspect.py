@@ -10,7 +10,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import has_fp8_cache
 from formats.family.config import FIELD_NAMES
 from formats.tensor import TensorInfo
-from qwen35_convert.inspection.serving import CACHE, WEIGHTS, serving
+from qwen35_convert.inspection.serving import Given, Question, how_to_serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,14 @@ class Inspection:
         return result | ({"tensor_list": listed} if tensors else {})
 
 
-def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
-    """Inspect an opened checkpoint; `name` is for the serving commands. Only headers are read."""
+def inspect_checkpoint(
+    source: Checkpoint, given: Given | None, question: Question | None = None
+) -> Inspection:
+    """Inspect an opened checkpoint. Only headers are read.
+
+    given     how it was named, for the serving commands; None: it lies nowhere as it is
+    question  how many sequences are to be served in how much memory, if that is asked
+    """
     layout, infos = source.layout, source.infos()
     scales = {part for atom in layout.atoms.values() for part in atom.parts[1:]}
     scales.update(layout.activation_scales)
@@ -60,7 +66,7 @@ def inspect_checkpoint(source: Checkpoint, name: str) -> Inspection:
         vision=layout.form.vision,
         problems=[asdict(problem) for problem in layout.problems],
         notes=[*source.notes, *layout.notes],
-        serving=_serving(source, name),
+        serving=how_to_serve(source, given, question),
         tensor_list=list(infos.values()),
     )
 
@@ -85,16 +91,3 @@ def _config(source: Checkpoint) -> dict[str, Any]:
 def _mtp_experts(source: Checkpoint) -> str | None:
     form = source.layout.form
     return form.mtp_experts if source.config.moe and form.mtp_layers else None
-
-
-def _serving(source: Checkpoint, name: str) -> dict[str, Any]:
-    kinds = source.config.layer_types
-    stored = {WEIGHTS: source.layout.quantized == "fp8-block", CACHE: has_fp8_cache(source.config)}
-    figures = serving(
-        source.config.sizes,
-        num_full_layers=kinds.count("full_attention"),
-        num_gdn_layers=kinds.count("linear_attention"),
-        model=name,
-        fp8=[what for what, is_fp8 in stored.items() if is_fp8],
-    )
-    return figures.as_dict()

@@ -16,7 +16,7 @@ COLUMN = 12
 def lines(inspection: Inspection) -> Iterator[str]:
     """Yield what a checkpoint holds, how large its parts are, and how to serve it."""
     for name, text in _rows(inspection):
-        yield f"{name:<{COLUMN}}{text}"
+        yield f"{name:<{COLUMN - 1}} {text}"
 
 
 def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
@@ -71,14 +71,72 @@ def _rope(config: Mapping[str, Any]) -> str:
 
 
 def _serving(serving: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a token and a sequence take, and the commands."""
+    """Yield what a token and a sequence take, and a command for each engine."""
     blocks = ", ".join(f"{n} ({kind})" for kind, n in serving["attention_block_size"].items())
     yield (
         "memory",
         f"{serving['kv_bytes_per_token']:,} bytes a token, "
         f"{serving['state_bytes_per_sequence']:,} a sequence",
     )
-    yield "ranks", f"tensor parallel up to {serving['max_tensor_parallel']}"
-    yield "blocks", f"of vLLM's cache, in tokens: {blocks}; an estimate, its log has the value"
-    yield "vllm", serving["vllm"]
-    yield "lmcache", serving["lmcache"]
+    if serving["vllm"]:
+        yield "ranks", f"tensor parallel up to {serving['max_tensor_parallel']}"
+        yield "blocks", f"of vLLM's cache, in tokens: {blocks}; an estimate, its log has the value"
+    for engine in serving["engines"]:
+        yield engine["engine"], _short(engine)
+    versions = [engine["least"] for engine in serving["engines"] if engine["least"]]
+    if versions:
+        yield "versions", f"{', '.join(versions)} or newer"
+    if "memory" in serving:
+        yield from _needed(serving["memory"])
+
+
+def _short(engine: Mapping[str, Any]) -> str:
+    return engine["line"] or f"no: {engine['cannot']}"
+
+
+def _needed(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what so many sequences take in each engine, and what fits."""
+    yield (
+        "serving",
+        f"{memory['batch']:,} sequences of {memory['context']:,} tokens take, "
+        "without activations and what an engine itself takes:",
+    )
+    for name, engine in memory["engines"].items():
+        total, cache = size_text(engine["total_bytes"]), size_text(engine["cache_bytes"])
+        text = f"{total}, {cache} of it cache"
+        if memory["memory_bytes"] is not None:
+            text += f"; {size_text(memory['memory_bytes'])} hold {_room(memory, engine)}"
+        yield f"  {name}", text
+
+
+def _room(memory: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+    """Return what fits: a length at this batch, a batch at this length."""
+    length, batch = engine["longest_context"], engine["largest_batch"]
+    if not length:
+        return "less than the weights and one token of each"
+    return (
+        f"{memory['batch']:,} of {length:,} tokens, or {batch:,} of {memory['context']:,}"
+        if batch
+        else f"{memory['batch']:,} of {length:,} tokens"
+    )
+
+
+def start_lines(serving: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield all that is known of one engine."""
+    for key, text in _start_rows(serving, name):
+        yield f"{key:<{COLUMN - 1}} {text}"
+
+
+def _start_rows(serving: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    engine = next((one for one in serving["engines"] if one["engine"] == name), None)
+    if engine is None:
+        yield name, "nothing is known of this engine and such an artifact"
+    elif engine["cannot"]:
+        yield name, f"no: {engine['cannot']}"
+    else:
+        yield name, f"{engine['least']} or newer" if engine["least"] else "no version is known"
+        yield from (("serve", line) for line in engine["serve"])
+        yield from (("draft", line) for line in engine["draft"])
+        if name == "vllm":
+            yield from (("lmcache", serving[key]) for key in ("lmcache", "vllm_with_lmcache"))
+        yield from (("note", note) for note in engine["notes"])
