@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import importlib.util
+import re
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,6 +189,25 @@ def _check_layout(model: _ModelParams, context: _ContextParams) -> None:
         (-1, True, False, False),
     ]
     assert seen == defaults, f"llama.h has changed its parameters: {seen}, expected {defaults}"
+
+
+def cache_sizes(path: Path, n_ctx: int, n_seq_max: int) -> list[float]:
+    """Return the MiB that a context's caches take, as llama.cpp logs them: tokens, then states."""
+    lib, said = library(), []
+    hear = LOG(lambda _level, text, _data: said.append(text.decode(errors="replace")))
+    model = lib.llama_model_load_from_file(bytes(path), lib.llama_model_default_params())
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_seq_max = n_ctx, n_seq_max
+    params.n_threads = params.n_threads_batch = 1
+    lib.llama_log_set(hear, None)
+    try:
+        lib.llama_free(lib.llama_init_from_model(model, params))
+    finally:
+        lib.llama_log_set(LISTEN, None)
+        lib.llama_model_free(model)
+    return [
+        float(mib) for mib in re.findall(r"(?:KV|RS) buffer size = +([\d.]+) MiB", "".join(said))
+    ]
 
 
 class LlamaCpp:
