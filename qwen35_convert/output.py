@@ -18,7 +18,7 @@ from qwen35_convert import github
 from qwen35_convert.errors import Mistake, OutputError, RecipeError
 
 if TYPE_CHECKING:
-    from qwen35_convert.api import Conversion, Report
+    from qwen35_convert.api import Conversion, Report, Uploaded
 
 TEXT, JSON, GITHUB = FORMS = ("text", "json", "github")
 MAX_MESSAGE = 4000
@@ -86,6 +86,17 @@ class Output:
         else:
             report.print_report(found)
         self._cases(found, artifact)
+
+    def upload(self, uploaded: Uploaded) -> None:
+        """Tell what is, or would be, on the hub."""
+        from qwen35_convert import report
+
+        if self.form == JSON:
+            report.print_json(uploaded.as_dict())
+        elif self.form == GITHUB:
+            self._fenced(lambda: report.print_upload(uploaded))
+        else:
+            report.print_upload(uploaded)
 
     def mistakes(self, recipe: str, mistakes: Sequence[Mistake]) -> None:
         """Tell what is wrong with a recipe, a line each."""

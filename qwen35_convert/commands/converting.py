@@ -120,6 +120,7 @@ def quantize(
             autocompletion=completion.scheme_names,
         ),
     ],
+    base: Base = None,
     set_: Set = None,
     plan: PlanOnly = False,
     workers: Workers = None,
@@ -150,7 +151,7 @@ def quantize(
         verify=not no_verify,
         progress=not quiet,
     )
-    _convert(source, out, recipe, options, output, plan=plan)
+    _convert(merged(source, base), out, recipe, options, output, plan=plan)
 
 
 def _convert(

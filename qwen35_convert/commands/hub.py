@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from qwen35_convert.commands.options import Json, Quiet
+from qwen35_convert.commands.options import Json, OutputFormat, Quiet
+from qwen35_convert.output import Output
 
 
 def download(
@@ -36,15 +37,13 @@ def upload(
         bool, typer.Option("--private", help="Make the repository a private one.")
     ] = False,
     json: Json = False,
+    output_format: OutputFormat = None,
 ) -> None:
     """Publish a model on the hub: the files its receipt lists, the receipt and a card.
 
     Example: qwen35 upload ./Qwen3.5-9B-FP8 me/Qwen3.5-9B-FP8 --dry-run
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import api
 
-    uploaded = api.upload(artifact, repo, private=private, dry_run=dry_run)
-    if json:
-        report.print_json(uploaded.as_dict())
-    else:
-        report.print_upload(uploaded)
+    output = Output.of("upload", output_format, None, json=json)
+    output.upload(api.upload(artifact, repo, private=private, dry_run=dry_run))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qwen35_convert.commands.options import Json, Quiet, Source, parse_numbers
+from qwen35_convert.commands.options import Base, Json, Quiet, Source, merged, parse_numbers
 
 
 def imatrix(
@@ -20,6 +20,7 @@ def imatrix(
         int | None,
         typer.Option(min=1, help="Maximum number of 512-token chunks.", show_default="all"),
     ] = None,
+    base: Base = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -31,7 +32,7 @@ def imatrix(
     from qwen35_convert import api, report
 
     matrix = api.imatrix(
-        source, out, text=text, chunks=chunks, overwrite=overwrite, progress=not quiet
+        merged(source, base), out, text=text, chunks=chunks, overwrite=overwrite, progress=not quiet
     )
     if json:
         report.print_json(matrix.as_dict())

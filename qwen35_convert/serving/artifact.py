@@ -31,6 +31,9 @@ MOE, MTP, VISION, NO_VISION = "experts", "mtp", "vision", "hub names without vis
 FP8_CACHE, MIXTURE, ZEROS, ORDERED = "fp8 cache", "several forms", "zero points", "g_idx"
 ONE_GROUP = "experts whose rows are one group"
 COMPRESSED = "compressed-tensors"  # a `quant_method`, each of which is a trait
+FP8_BLOCK, FP8_BLOCK_PACKED = "fp8-block", "fp8-block of compressed-tensors"
+# What a form is called whose config is of another method than its usual one.
+OTHERWISE = {(FP8_BLOCK, COMPRESSED): FP8_BLOCK_PACKED}
 # Names: what precedes those of the trunk, and the classes that look for them.
 NAMES = {
     HUB: ("model.language_model.", (
@@ -94,7 +97,10 @@ def served(
         more |= {VISION} if mmproj else set()
     else:
         names = _names(weights, source.layout.kind, source.config)
-        needs, more = {names} | _forms(weights), {*_of_folder(weights, source.config)}
+        needs, more = (
+            {names} | _forms(weights, source.config),
+            {*_of_folder(weights, source.config)},
+        )
         more |= {NO_VISION} if names == HUB and not source.layout.form.vision else set()
     traits = needs | more | {*_of_any(weights, source.config)}
     return Served(path, frozenset(needs), frozenset(traits), revision, mmproj)
@@ -111,7 +117,7 @@ def planned(plan: Plan, path: str) -> Served | None:
         for output in item.outputs[:1]
     ]
     names = _names(weights, HUB if config.nested else TEXT, config)
-    needs = {names} | _forms(weights)
+    needs = {names} | _forms(weights, config)
     traits = needs | {*_of_folder(weights, config)} | {*_of_any(weights, config)}
     return Served(path, frozenset(needs), frozenset(traits))
 
@@ -133,8 +139,13 @@ def _quantized(weights: Iterable[_Weight]) -> Iterator[tuple[str, _Weight]]:
             yield weight.form.label, weight
 
 
-def _forms(weights: Iterable[_Weight]) -> set[str]:
-    return {label for label, _ in _quantized(weights)} or {PLAIN}
+def _forms(weights: Iterable[_Weight], config: Config) -> set[str]:
+    method, labels = _method(config), {label for label, _ in _quantized(weights)}
+    return {OTHERWISE.get((label, method), label) for label in labels} or {PLAIN}
+
+
+def _method(config: Config) -> str:
+    return str((config.quantization or {}).get("quant_method", ""))
 
 
 def _blocks(weights: Iterable[_Weight]) -> set[str]:
@@ -155,11 +166,10 @@ def _of_any(weights: Iterable[_Weight], config: Config) -> Iterator[str]:
 
 def _of_folder(weights: Iterable[_Weight], config: Config) -> Iterator[str]:
     """Yield what is said of quantised weights beside their form."""
-    if len(_forms(weights)) > 1:
+    if len(_forms(weights, config)) > 1:
         yield MIXTURE
-    block = config.quantization or {}
-    yield str(block.get("quant_method", ""))
-    if block.get("sym") is False:
+    yield _method(config)
+    if (config.quantization or {}).get("sym") is False:
         yield ZEROS
     if has_fp8_cache(config):
         yield FP8_CACHE

@@ -67,7 +67,8 @@ def _rows(engine: str, artifact: Served) -> list[Row]:
 
 
 def _start(engine: Engine, rows: list[Row], artifact: Served, load: Load | None) -> Start:
-    fill = _filler(engine, artifact, load)
+    loader = next((row.loader for row in rows if row.loader), "")
+    fill = _filler(engine, artifact, load, loader)
     cannot = next((fill(row.cannot) for row in rows if row.cannot), "")
     if cannot:
         return Start(engine.name, "", cannot, (), (), ())
@@ -98,12 +99,15 @@ def _asked(engine: Engine, artifact: Served, load: Load | None) -> str:
     return revision + (engine.context + engine.batch if load else "")
 
 
-def _filler(engine: Engine, artifact: Served, load: Load | None) -> Callable[[str], str]:
+def _filler(
+    engine: Engine, artifact: Served, load: Load | None, loader: str
+) -> Callable[[str], str]:
     """Return what puts an artifact into a template: each value as a word of the engine's line."""
     word = repr if engine.python else shlex.quote
     path = f"./{artifact.path}" if artifact.path.startswith("-") else artifact.path
     values = {
         "model": word(path),
+        "loader": loader,
         "from_model": shlex.quote(f"FROM {path}"),
         "name": short_name(path),
         "mmproj": word(artifact.mmproj or ""),

@@ -168,6 +168,8 @@ def test_the_command_line(hub, artifact):
     planned = run(app, ["upload", str(artifact), REPO, "--dry-run"])
     assert planned.exit_code == 0
     assert "dry run: nothing was sent" in planned.stdout
+    formatted = run(app, ["upload", str(artifact), REPO, "--dry-run", "--output-format", "json"])
+    assert json.loads(formatted.stdout)["files"]
     done = run(app, ["upload", str(artifact), REPO, "--json"])
     assert json.loads(done.stdout)["repo"] == REPO
     wrong = run(app, ["upload", str(artifact), "no-repository", "--dry-run"])

@@ -145,7 +145,7 @@ def test_lmcache_is_an_addition(made):
 
 @pytest.mark.parametrize("path", ["out/27B fp8", "it's", "-o", "a$(b)c`d`", 'q"uote\\'])
 def test_every_line_names_the_path_whatever_is_in_it(path):
-    traits = frozenset({"hub", "plain numbers"})
+    traits = frozenset({"text", "plain numbers"})
     for start in starts(Served(path, traits, traits)):
         if start.engine == "transformers":
             (call,) = (n for n in ast.walk(ast.parse(start.pasted)) if isinstance(n, ast.Call))
@@ -165,7 +165,7 @@ def test_names_are_such_that_ollama_takes_them():
 
 
 def test_a_repository_s_revision_is_an_option_of_its_own():
-    traits = frozenset({"hub", "plain numbers"})
+    traits = frozenset({"text", "plain numbers"})
     found = {s.engine: s.pasted for s in starts(Served("a/b", traits, traits, revision="v 1"))}
     assert found["vllm"] == "vllm serve a/b --revision 'v 1'"
     assert "from_pretrained('a/b', dtype='auto', revision='v 1')" in found["transformers"]
