@@ -185,3 +185,8 @@ def _largest(fits: Callable[[int], bool], limit: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def room_for_weights(config: Config, context: int, batch: int, engine: str, memory: int) -> int:
+    """Return the bytes that sequences leave to the weights; negative: not even they fit."""
+    return memory - memory_needed(config, 0, context, batch, engine).total

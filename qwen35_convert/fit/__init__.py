@@ -1,0 +1,1 @@
+"""Choosing forms of weights by size: the best artifact that fits."""
