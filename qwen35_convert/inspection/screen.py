@@ -98,27 +98,23 @@ def _needed(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what so many sequences take in each engine, and what fits."""
     yield (
         "serving",
-        f"{memory['batch']:,} sequences of {memory['context']:,} tokens take, "
-        "without activations and what an engine itself takes:",
+        f"{memory['batch']:,} x {memory['context']:,} tokens; activations and the engine's own "
+        "memory are not counted",
     )
     for name, engine in memory["engines"].items():
         total, cache = size_text(engine["total_bytes"]), size_text(engine["cache_bytes"])
         text = f"{total}, {cache} of it cache"
         if memory["memory_bytes"] is not None:
-            text += f"; {size_text(memory['memory_bytes'])} hold {_room(memory, engine)}"
+            text += f"; {size_text(memory['memory_bytes'])} {_room(memory, engine)}"
         yield f"  {name}", text
 
 
 def _room(memory: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     """Return what fits: a length at this batch, a batch at this length."""
     length, batch = engine["longest_context"], engine["largest_batch"]
-    if not length:
-        return "less than the weights and one token of each"
-    return (
-        f"{memory['batch']:,} of {length:,} tokens, or {batch:,} of {memory['context']:,}"
-        if batch
-        else f"{memory['batch']:,} of {length:,} tokens"
-    )
+    fitting = [f"{memory['batch']:,} x {length:,}"] if length else []
+    fitting += [f"{batch:,} x {memory['context']:,}"] if batch else []
+    return f"hold {' or '.join(fitting)}" if fitting else "is too little"
 
 
 def start_lines(serving: Mapping[str, Any], name: str) -> Iterator[str]:
