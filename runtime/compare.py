@@ -3,6 +3,10 @@
     relative error after a layer   ||x_artifact - x_source|| / ||x_source||
     KL(source || artifact)         in nats at each token (see softmax)
     perplexity                     exp(-mean log p(next token))
+    error of the mean KL           sqrt(B / (B - 1) * sum_b (n_b (mean_b - mean))^2) / R
+
+The error of the mean is taken from means of blocks b of n_b tokens, B of them, none of which spans
+two sequences: the tokens of a text are no independent draws.
 
 Both checkpoints are walked layer by layer in step, and the head is applied to a strip of the
 vocabulary at a time: neither is ever in memory whole.
@@ -31,6 +35,7 @@ from runtime.softmax import Divergence, Softmax
 from runtime.workers import Workers
 
 _BLOCK_ROWS = 512
+_MEAN_TOKENS = 128
 _STRIP_CELLS = 1 << 20
 Block = tuple[slice, Divergence, Tensor, Tensor]
 
@@ -73,9 +78,14 @@ class LayerError:
 
 @dataclass(frozen=True)
 class LogitsReport:
-    """How the artifact's predictions compare with its source's. KL is in nats per token."""
+    """How the artifact's predictions compare with its source's. KL is in nats per token.
+
+    kl_stderr  the standard error of the mean, None with fewer than two blocks of tokens
+    """
 
     kl_mean: float
+    kl_stderr: float | None
+    kl_median: float
     kl_p999: float
     top1: float
     ppl_source: float
@@ -226,6 +236,8 @@ def _report(
     kl = torch.cat([block.kl for block in blocks])
     return LogitsReport(
         kl_mean=float(kl.mean()),
+        kl_stderr=_mean_error(kl.view(ids_NT.shape)),
+        kl_median=float(kl.quantile(0.5)),
         kl_p999=float(kl.quantile(0.999)),
         top1=float(torch.cat([block.agrees for block in blocks]).double().mean()),
         ppl_source=_perplexity([block.source for block in blocks], ids_NT),
@@ -233,6 +245,16 @@ def _report(
         tokens=ids_NT.numel(),
         layers=layers,
     )
+
+
+def _mean_error(kl_NT: Tensor) -> float | None:
+    """Return the standard error of the mean (see the module's head)."""
+    blocks = torch.split(kl_NT, _MEAN_TOKENS, dim=1)
+    count = sum(len(block) for block in blocks)
+    if count < 2:
+        return None
+    sums = [((block - kl_NT.mean()).sum(1)).square().sum() for block in blocks]
+    return math.sqrt(count / (count - 1) * float(sum(sums))) / kl_NT.numel()
 
 
 def _perplexity(blocks: Sequence[Softmax], ids_NT: Tensor) -> float:

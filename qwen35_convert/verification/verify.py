@@ -21,6 +21,7 @@ from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.options import LEVELS
 from qwen35_convert.verification.compare import Compared, by_scheme
+from qwen35_convert.verification.figures import NOTHING, RoleError, Size, by_role
 from qwen35_convert.verification.levels import need_source
 from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
@@ -38,6 +39,8 @@ class Report:
     calibration  how calibrated weights were proven; None: there are none
     cache        how the scales of an FP8 cache were proven; None: there are none
     notes        what is right, but not as an engine takes it
+    size         how large the artifact is, source_size its source; None: there is none
+    by_role      the error by layer and role
     """
 
     level: str
@@ -52,6 +55,9 @@ class Report:
     cache: dict[str, Any] | None = None
     checks: dict[str, list[Failure]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    size: Size = NOTHING
+    source_size: Size | None = None
+    by_role: list[RoleError] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -67,10 +73,13 @@ class Report:
             "against": self.against,
             "checks": {check: len(failures) for check, failures in self.checks.items()},
             "structure": self.structure,
+            "size": self.size.as_dict(),
+            "source_size": self.source_size.as_dict() if self.source_size else None,
             "schemes": self.schemes,
             "calibration": self.calibration,
             "cache": self.cache,
             "tensors": self.tensors,
+            "by_role": [one.as_dict() for one in self.by_role],
             "logits": self.logits,
             "failures": [failure.as_dict() for failure in self.failures],
             "notes": self.notes,
@@ -97,6 +106,9 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         schemes=by_scheme(proof.compared),
         failures=list(dict.fromkeys(proof.failures)),
         against=str(source.folder) if source else None,
+        size=Size.of(opened),
+        source_size=Size.of(source) if source else None,
+        by_role=by_role(proof.compared),
         logits=proof.logits,
         raised=level.raised,
         calibration=proof.calibration,

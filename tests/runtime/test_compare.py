@@ -14,7 +14,7 @@ import runtime.compare as compare_module
 import runtime.layer_pass as layer_module
 from formats.errors import FormatError
 from qwen35_convert.containers.registry import open_checkpoint
-from runtime.compare import _relative_error, compare_logits, streamed_logits
+from runtime.compare import _mean_error, _relative_error, compare_logits, streamed_logits
 from runtime.errors import RequestError
 from runtime.load import Loader
 from runtime.softmax import Divergence
@@ -101,6 +101,9 @@ def test_the_report_is_what_whole_logits_give(pair):
     log_p, log_q = p.double().log_softmax(-1), q.double().log_softmax(-1)
     kl = (log_p.exp() * (log_p - log_q)).sum(-1)
     assert report.kl_p999 == pytest.approx(kl.quantile(0.999).item(), rel=1e-2)
+    assert report.kl_median == pytest.approx(kl.quantile(0.5).item(), rel=1e-2)
+    error = kl.view(3, 30).mean(1).std() / 3**0.5  # each sequence is a block
+    assert report.kl_stderr == pytest.approx(error.item(), rel=1e-2)
     assert report.top1 == (p.argmax(-1) == q.argmax(-1)).double().mean().item()
     for logits, ppl in ((p, report.ppl_source), (q, report.ppl_artifact)):
         steps = logits.view(3, 30, -1)[:, :-1].flatten(0, 1).double()
@@ -263,6 +266,18 @@ def test_nan_and_a_source_of_zeros_are_never_no_error():
     assert math.isnan(_relative_error(ones, ones * torch.nan))
     assert math.isnan(_relative_error(ones * torch.nan, ones))
     assert math.isnan(_relative_error(zeros, ones * torch.nan))
+
+
+def test_the_error_of_the_mean_is_that_of_blocks_of_tokens():
+    """Tokens that are alike within blocks of 128 count as one draw each."""
+    draws = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    alike = draws.repeat_interleave(128, 1)
+    assert _mean_error(alike) == pytest.approx(float(draws.std()) / 12**0.5)
+    shorter = alike[:, :400]
+    blocks, sizes = draws, torch.tensor([128.0, 128, 128, 16]).double()
+    terms = (sizes * (blocks - shorter.mean())).square().sum()
+    assert _mean_error(shorter) == pytest.approx((12 / 11 * float(terms)) ** 0.5 / 1200)
+    assert _mean_error(draws[:1]) is None
 
 
 def test_rows_with_nan_agree_with_nothing():
