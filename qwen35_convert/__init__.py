@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qwen35_convert.api import (
         Bench,
+        Comparison,
         Conversion,
         Failure,
         Fetched,
         FetchError,
+        Folders,
         FormatError,
         ImatrixReport,
         Inspection,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         Sweep,
         Uploaded,
         bench,
+        compare,
         convert,
         download,
         imatrix,
@@ -65,10 +68,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bench",
+    "Comparison",
     "Conversion",
     "Failure",
     "FetchError",
     "Fetched",
+    "Folders",
     "FormatError",
     "ImatrixReport",
     "Inspection",
@@ -88,6 +93,7 @@ __all__ = [
     "Sweep",
     "Uploaded",
     "bench",
+    "compare",
     "convert",
     "download",
     "imatrix",

@@ -18,6 +18,9 @@ from formats.errors import FormatError, Qwen35Error
 from quant.errors import QuantError
 from qwen35_convert.artifact import Conversion, verify_shown
 from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
+from qwen35_convert.comparison.candidates import check_candidates, named_candidates
+from qwen35_convert.comparison.measure import HERE, Folders, Measuring
+from qwen35_convert.comparison.result import Comparison
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint, plan_conversion
@@ -38,6 +41,7 @@ from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.levels import check_measurable, need_source
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.verify import Checks, Report
+from qwen35_convert.write.receipt import Origin
 
 UNNAMED = Path("model")
 
@@ -155,8 +159,7 @@ def convert(
     check_device(options.device, fix="--device cpu quantises without one")
     chosen = _read(recipe, overrides)
     opened, origin = open_source(source, progress=options.progress, stream=options.stream)
-    model = source.base if isinstance(source, Merge) else source
-    path = opened.folder if origin.repo else Path(model)
+    path = _path_of(source, opened, origin)
     chosen = chosen or default_recipe(opened, overrides, out=out)
     return convert_checkpoint(opened, origin, path, Path(out), chosen, options)
 
@@ -197,6 +200,43 @@ def verify(
         check_measurable(checks.effective, logits, source)
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
     return verify_shown(opened, source, replace(checks, workers=workers), bar=options.progress)
+
+
+def compare(
+    source: Source,
+    recipes: Sequence[str | Path | Recipe] = (),
+    artifacts: Sequence[str | Path] = (),
+    *,
+    text: str = DEFAULT,
+    folders: Folders = HERE,
+    options: RunOptions = DEFAULTS,
+) -> Comparison:
+    """Measure artifacts of one source beside each other: size, KL divergence, where errors enter.
+
+    recipes    each is converted, measured, and removed again
+    artifacts  folders and files that are there
+    text       the file whose tokens both sides predict; `default` is the bundled one
+    folders    where to work, and what is to stay
+    options    of which workers, memory_limit, device and progress count
+
+    The source runs once. Each artifact is verified as by `verify` at level logits.
+    """
+    check_device(options.device, fix="--device cpu quantises without one")
+    chosen = [recipe for one in recipes for recipe in [_read(one, ())] if recipe]
+    opened, origin = open_source(source, progress=options.progress)
+    with folders.opened() as here:
+        candidates = named_candidates(chosen, [Path(one) for one in artifacts], here.artifacts)
+        check, path = LogitsCheck(text, cache=here.cache), _path_of(source, opened, origin)
+        check_candidates(candidates, opened, check)
+        scratch = None if folders.keep else here.artifacts
+        measuring = Measuring(opened, origin, path, check, options, scratch)
+        return Comparison.of(opened.name, text, list(measuring.entries(candidates)))
+
+
+def _path_of(source: Source, opened: Checkpoint, origin: Origin) -> Path:
+    """Return what a source was opened from."""
+    model = source.base if isinstance(source, Merge) else source
+    return opened.folder if origin.repo else Path(model)
 
 
 def imatrix(
@@ -251,10 +291,12 @@ def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
 
 __all__ = [
     "Bench",
+    "Comparison",
     "Conversion",
     "Failure",
     "FetchError",
     "Fetched",
+    "Folders",
     "FormatError",
     "ImatrixReport",
     "Inspection",
@@ -274,6 +316,7 @@ __all__ = [
     "Sweep",
     "Uploaded",
     "bench",
+    "compare",
     "convert",
     "download",
     "imatrix",

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from formats.errors import INPUT, INTERRUPTED, LACKING, Qwen35Error
-from qwen35_convert.commands import converting, hub, looking, proving, using
+from qwen35_convert.commands import comparing, converting, hub, looking, proving, using
 from qwen35_convert.errors import Interrupted
 from qwen35_convert.misuse import show_misuse
 from qwen35_convert.output import Output
@@ -36,6 +36,7 @@ COMMANDS = (
     converting.convert,
     converting.quantize,
     proving.verify,
+    comparing.compare,
     using.imatrix,
     using.bench,
     using.run,

@@ -137,6 +137,21 @@ def replace_file(path: Path, content: bytes, aside: Path) -> None:
         write_all(file, memoryview(content), 0)
 
 
+def check_place(path: Path) -> None:
+    """Make the folders that a file goes into. OutputError if the file could not be written."""
+    with writing(path, "making its folder", "nothing"):
+        make_folders(path.parent)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        why = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is read-only"
+        raise OutputError(str(path), why)
+
+
+def save_file(path: Path, content: bytes) -> None:
+    """Write a whole file under its name durably. OutputError."""
+    with writing(path, "writing it", "what was there before"):
+        replace_file(path, content, path.with_name(f".{path.name}.{os.getpid()}"))
+
+
 def replace_folder(new: Path, path: Path) -> None:
     """Give the folder `new` the name `path`: at every moment there is the old `path` or the new."""
     if not path.is_dir() or not any(path.iterdir()):

@@ -21,6 +21,14 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that figures depend on, by name; of what is installed."""
+    beside = ((name, version_of(name)) for name in BESIDE)
+    return {"qwen35": version(), "python": platform.python_version()} | {
+        name: number for name, number in beside if number
+    }
+
+
 def version_line() -> str:
     """Return the versions that a report of a bug needs, in a line."""
     beside = (f"{name} {version_of(name) or 'not installed'}" for name in BESIDE)

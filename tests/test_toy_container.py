@@ -62,6 +62,7 @@ class ToyBox(SafetensorsFolder):
 
     name: str = "toy"
     out: str = "a folder whose name ends in .toy"
+    ending: str = ".toy"
     loaders: tuple[str, ...] = ()
 
     def takes(self, path: Path) -> bool:

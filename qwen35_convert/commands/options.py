@@ -75,6 +75,10 @@ Stream = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Html = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page with pictures, which needs nothing else."),
+]
 OutputFormat = Annotated[
     str | None,
     typer.Option(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from formats.errors import FELL_SHORT
 from qwen35_convert import completion
 from qwen35_convert.commands.options import (
     Base,
+    Html,
     Json,
     Junit,
     Memory,
@@ -22,6 +23,9 @@ from qwen35_convert.commands.options import (
 )
 from qwen35_convert.options import RunOptions
 from qwen35_convert.output import JSON, Output
+
+if TYPE_CHECKING:
+    from qwen35_convert.api import Report
 
 
 def verify(
@@ -51,6 +55,7 @@ def verify(
         bool,
         typer.Option("--by-bounds", help="Judge calibrated weights; run no calibration again."),
     ] = False,
+    html: Html = None,
     workers: Workers = None,
     memory_limit: Memory = None,
     list_checks: Annotated[
@@ -76,6 +81,8 @@ def verify(
         raise RecipeError("ARTIFACT is missing", expected="a folder or file to verify")
     if base is not None and against is None:
         raise RecipeError("--base", "names a model alone", "--against ADAPTER --base SOURCE")
+    if html is not None:
+        _check_page(html, given=against is not None)
     limit = parse_limit(memory_limit)
     result = api.verify(
         artifact,
@@ -85,6 +92,28 @@ def verify(
         options=RunOptions(workers=workers, memory_limit=limit, progress=not quiet),
         by_bounds=by_bounds,
     )
+    if html is not None:
+        _save_page(html, artifact, str(against), text, result)
     output.verification(result, artifact)
     if not result.passed:
         raise typer.Exit(FELL_SHORT)
+
+
+def _check_page(html: Path, *, given: bool) -> None:
+    """Refuse a page that could not be written, or on which nothing would be. RecipeError."""
+    from qwen35_convert.durable import check_place
+    from qwen35_convert.errors import RecipeError
+
+    if not given:
+        raise RecipeError("--html", "shows an artifact beside its source", "--against SOURCE")
+    check_place(html)
+
+
+def _save_page(html: Path, artifact: str, source: str, text: str, result: Report) -> None:
+    from qwen35_convert.comparison.result import Comparison, Entry
+    from qwen35_convert.durable import save_file
+    from qwen35_convert.page.page import page_html
+
+    names = [Path(one).resolve().name for one in (artifact, source)]
+    found = Comparison.of(names[1], text, [Entry(names[0], result)])
+    save_file(html, page_html(found).encode())

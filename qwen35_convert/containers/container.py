@@ -34,6 +34,11 @@ class Container(Protocol):
         """What OUT must be, in words."""
         ...
 
+    @property
+    def ending(self) -> str:
+        """What the name of an OUT of this kind ends in; empty: anything."""
+        ...
+
     def default_recipe(self, *, again: bool) -> str:
         """Return the bundled recipe of an OUT of this kind, if none is named.
 

@@ -24,6 +24,7 @@ FUNCTIONS = (
     "convert",
     "quantize",
     "verify",
+    "compare",
     "bench",
     "imatrix",
     "read_recipe",

@@ -41,6 +41,7 @@ class GgufFiles:
 
     name: str = CONTAINER
     out: str = "a name that ends in .gguf, and is no folder"
+    ending: str = SUFFIX
     widens: bool = True
     carded: bool = False
     loaders: tuple[str, ...] = ()

@@ -45,6 +45,7 @@ class SafetensorsFolder:
 
     name: str = CONTAINER
     out: str = "a folder"
+    ending: str = ""
     widens: bool = False
     carded: bool = True
     loaders: tuple[str, ...] = ("transformers", "fla", "vllm")

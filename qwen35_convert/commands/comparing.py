@@ -1,0 +1,126 @@
+"""Artifacts of one source beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from formats.errors import FELL_SHORT
+from qwen35_convert import completion
+from qwen35_convert.commands.options import (
+    Base,
+    Device,
+    Html,
+    Json,
+    Memory,
+    Quiet,
+    Workers,
+    merged,
+    parse_limit,
+)
+from qwen35_convert.options import DEFAULTS as RUN
+from qwen35_convert.options import RunOptions
+
+
+def compare(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE|ARTIFACT",
+            help="The source; with --against, artifacts made from it.",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Convert by this recipe and compare the result. Repeatable.",
+            autocompletion=completion.recipe_names,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Source of the artifacts.")
+    ] = None,
+    base: Base = None,
+    text: Annotated[
+        str, typer.Option(metavar="FILE", help="Text to predict.", show_default="bundled")
+    ] = "default",
+    html: Html = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")
+    ] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to work; needs room for the largest artifact and the source's logits.",
+            show_default="beside the output",
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the artifacts of the recipes here.")
+    ] = None,
+    logits_cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep what the source computes.")
+    ] = None,
+    workers: Workers = None,
+    memory_limit: Memory = None,
+    device: Device = RUN.device,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare recipes or artifacts of one source: size, KL divergence, where errors enter.
+
+    Example: qwen35 compare ./Qwen3.5-9B --recipe fp8-block --recipe int4 --html page.html
+    """
+    from qwen35_convert import api, report
+    from qwen35_convert.comparison.table import comparison_text
+    from qwen35_convert.durable import check_place, save_file
+    from qwen35_convert.page.page import page_html
+
+    source, artifacts = _parted(models or [], against, recipe or [])
+    files = [path for path in (html, csv) if path]
+    for path in files:
+        check_place(path)
+    beside = [path.parent for path in files] or [keep or Path()]
+    limit = parse_limit(memory_limit)
+    found = api.compare(
+        merged(source, base),
+        recipe or [],
+        artifacts,
+        text=text,
+        folders=api.Folders(work or beside[0], keep, logits_cache),
+        options=RunOptions(workers=workers, memory_limit=limit, device=device, progress=not quiet),
+    )
+    if html:
+        save_file(html, page_html(found).encode())
+    if csv:
+        save_file(csv, found.csv().encode())
+    if json:
+        report.print_json(found.as_dict())
+    else:
+        print(comparison_text(found))
+    if not found.passed:
+        raise typer.Exit(FELL_SHORT)
+
+
+def _parted(models: list[str], against: str | None, recipes: list[str]) -> tuple[str, list[str]]:
+    """Return the source and the artifacts of a command line. RecipeError."""
+    from qwen35_convert.errors import RecipeError
+
+    if against is not None:
+        if not models and not recipes:
+            raise RecipeError("ARTIFACT is missing", expected="folders or files, or --recipe NAME")
+        return against, models
+    if not recipes:
+        raise RecipeError(
+            "compare", "has neither --recipe nor --against", "SOURCE --recipe NAME, or "
+            "ARTIFACT --against SOURCE",
+        )  # fmt: skip
+    if len(models) != 1:
+        raise RecipeError("SOURCE", f"is {len(models)} models", "one, before --recipe",
+                          "name the source by --against to compare artifacts, too")  # fmt: skip
+    return models[0], []

@@ -1,0 +1,1 @@
+"""Artifacts of one source beside each other: what each is, and what it costs."""

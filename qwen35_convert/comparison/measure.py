@@ -1,0 +1,139 @@
+"""Every candidate beside the source: converted if need be, verified, and removed again.
+
+The source runs over the text once; what it computes is kept in a file for the others. Candidates
+come one after another, so beside that file there is one artifact on the disk at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.artifact import Conversion, verify_shown
+from qwen35_convert.comparison.candidates import Candidate
+from qwen35_convert.comparison.result import Entry
+from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.conversion import convert_checkpoint
+from qwen35_convert.durable import make_folders, writing
+from qwen35_convert.options import RunOptions
+from qwen35_convert.progress import ignore, notice
+from qwen35_convert.run.memory import fit_verification
+from qwen35_convert.verification.levels import LOGITS
+from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.receipts import Receipt, read_receipt
+from qwen35_convert.verification.verify import Checks, Report
+from qwen35_convert.write.receipt import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where a comparison works.
+
+    work   what is removed afterwards; None: the current folder
+    keep   the artifacts of the recipes, to stay there, verified as `convert` does; None: none stays
+    cache  what the source computes, to stay there for later; None: it is removed
+    """
+
+    work: Path | None = None
+    keep: Path | None = None
+    cache: Path | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[Folders]:
+        """Give the folders, made; what is not to stay is removed at the end. OutputError."""
+        place = self.work or Path()
+        with writing(place, "making a folder to work in", "nothing"):
+            make_folders(place)
+            work = Path(tempfile.mkdtemp(prefix=".qwen35-compare-", dir=place))
+        try:
+            yield Folders(work, self.keep, self.cache or work / "source")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    @property
+    def artifacts(self) -> Path:
+        """Where the artifacts of recipes are written."""
+        assert self.work is not None, "it is opened"
+        return self.keep or self.work / "artifacts"
+
+
+HERE = Folders()
+
+
+@dataclass(slots=True)
+class Measuring:
+    """One source, and what its artifacts are measured by.
+
+    path     what the source was opened from
+    scratch  the folder of the artifacts of recipes, each removed before the next; None: they stay
+    """
+
+    source: Checkpoint
+    origin: Origin
+    path: Path
+    check: LogitsCheck
+    options: RunOptions
+    scratch: Path | None
+
+    def entries(self, candidates: Sequence[Candidate]) -> Iterator[Entry]:
+        """Yield every candidate, measured."""
+        say = notice if self.options.progress else ignore
+        for i, one in enumerate(candidates, 1):
+            say(f"{i} of {len(candidates)}: {one.name}")
+            yield self._made(one) if one.recipe else self._measured(one)
+
+    def _made(self, one: Candidate) -> Entry:
+        """Convert by a recipe and measure what comes of it."""
+        assert one.recipe is not None, "it is to be made"
+        options = replace(self.options, verify=self.scratch is None)
+        try:
+            done = convert_checkpoint(
+                self.source, self.origin, self.path, one.path, one.recipe, options
+            )
+            self._remember(done)
+            if done.failed and done.report:
+                return Entry(one.name, done.report, one.recipe.name)
+            return self._measured(one)
+        finally:
+            if self.scratch is not None:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _remember(self, done: Conversion) -> None:
+        """Take the hashes of the source's files, so that no other conversion computes them."""
+        files = json.loads(done.receipt)["source"]["files"]
+        self.origin = replace(
+            self.origin, hashes={name: entry["sha256"] for name, entry in files.items()}
+        )
+
+    def _measured(self, one: Candidate) -> Entry:
+        artifact = open_checkpoint(one.path)
+        report = self._verified(artifact)
+        return Entry(
+            one.name,
+            report,
+            one.recipe.name if one.recipe else None,
+            calibrated=_calibration_text(artifact) == (report.logits or {}).get("text_sha256", ""),
+        )
+
+    def _verified(self, artifact: Checkpoint) -> Report:
+        """Verify at level logits; a calibration is judged by bounds, not run again."""
+        options = self.options
+        workers = fit_verification(
+            self.source, options.memory_limit, options.threads(streamed=False)
+        )
+        checks = Checks(LOGITS, self.check, workers, by_bounds=True)
+        return verify_shown(artifact, self.source, checks, bar=options.progress)
+
+
+def _calibration_text(artifact: Checkpoint) -> str | None:
+    """Return the SHA-256 of the text that an artifact was calibrated on, if its receipt says so."""
+    receipt = read_receipt(artifact)
+    if not isinstance(receipt, Receipt) or receipt.calibration is None:
+        return None
+    return str(receipt.calibration.get("text_sha256"))

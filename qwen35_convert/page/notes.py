@@ -1,0 +1,128 @@
+"""What the page says in words: the result in a sentence, what failed, what the figures are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qwen35_convert.comparison.result import Comparison, Entry
+from qwen35_convert.page.element import Node, add, element
+from qwen35_convert.page.scale import figure
+from qwen35_convert.sizes import size_text
+
+MOST_FAILURES = 5
+HASH_SHOWN = 12
+KL = (
+    "KL divergence is that of the source's next-token distribution from the artifact's, in nats, "
+    "at every token of the text; both run in 32-bit floats with the true text as their context."
+)
+ERROR = (
+    "\u00b1 is one standard error of the mean over blocks of 128 tokens. All artifacts read the "
+    "same tokens, so the difference between two of them is surer than either figure."
+)
+COLUMNS = (
+    "Half of the tokens have a KL divergence below the median, 99.9 % of them below that figure. "
+    "Top-1 is how often both have the same likeliest token; the PPL ratio is the artifact's "
+    "perplexity over the source's."
+)
+LIMITS = (
+    "One text measures one use: other languages, tasks and long contexts may rank the artifacts "
+    "otherwise, and KL divergence is no score of abilities. Speed and memory were not measured."
+)
+SIZE = "Size and bits count the language model: its weights, scales and norms, not vision or MTP."
+PROOF = (
+    "Verified means that the artifact was opened again and every tensor compared with the source."
+)
+UNMEASURED = "Predictions were not measured: verify --level logits does that."
+
+
+def title(comparison: Comparison) -> str:
+    """Return the page's heading."""
+    entries = comparison.entries
+    if len(entries) == 1:
+        return f"{entries[0].name} beside {comparison.source}"
+    return f"{comparison.source}: {len(entries)} artifacts compared"
+
+
+def summary(comparison: Comparison) -> Iterator[Node]:
+    """Yield the result in a paragraph."""
+    if comparison.measured is None:
+        yield element("p", UNMEASURED, class_="lead")
+        return
+    best = [one for one in comparison.entries if one.frontier]
+    if len(comparison.entries) == 1:
+        yield element("p", *map(_told, best), ".", class_="lead")
+        return
+    text = f"{len(best)} of {len(comparison.entries)} are on the frontier: nothing as small is "
+    yield element("p", f"{text}nearer to the source. From small to large:", class_="lead")
+    yield add(element("ol", class_="best"), [element("li", _told(one)) for one in best])
+
+
+def _told(one: Entry) -> Node:
+    size = one.report.size
+    kl = f" \u2013 {size_text(size.model)}, {size.bits:.2f} bits, KL {figure(one.kl)}"
+    return element("span", element("b", one.name), kl)
+
+
+def hint() -> Node:
+    """Return how the table is to be read."""
+    bold = element("b", "bold")
+    return element("p", "Smallest first; in ", bold, " what is on the frontier.", class_="hint")
+
+
+def failures(comparison: Comparison) -> Iterator[Node]:
+    """Yield what verification found wrong with each artifact."""
+    for one in comparison.entries:
+        if one.report.passed:
+            continue
+        found = one.report.failures
+        lines = [element("li", f"{f.tensor}: {f.problem}") for f in found[:MOST_FAILURES]]
+        more = len(found) - MOST_FAILURES
+        rest = element("li", f"and {more} more") if more > 0 else None
+        yield element("h3", one.name)
+        yield element("ul", *lines, rest, class_="bad")
+
+
+def basis(comparison: Comparison) -> Iterator[Node]:
+    """Yield what was measured, on what, and what that does not say."""
+    sentences = [
+        _source(comparison),
+        _text(comparison),
+        KL,
+        ERROR,
+        COLUMNS,
+        _calibrated(comparison),
+        LIMITS,
+    ]
+    measured = comparison.measured is not None
+    told = sentences if measured else [sentences[0]]
+    passed = sum(one.report.passed for one in comparison.entries)
+    told += [SIZE, f"{PROOF} {passed} of {len(comparison.entries)} passed."]
+    for sentence in filter(None, told):
+        yield element("p", sentence)
+    names = ", ".join(f"{name} {number}" for name, number in comparison.versions.items())
+    yield element("p", f"Made by {names}.", class_="versions")
+
+
+def _source(comparison: Comparison) -> str:
+    size = next((o.report.source_size for o in comparison.entries if o.report.source_size), None)
+    told = f": {size_text(size.model)}, {size.bits:.2f} bits per weight" if size else ""
+    return f"The source is {comparison.source}{told}."
+
+
+def _text(comparison: Comparison) -> str:
+    measured = comparison.measured
+    if measured is None:
+        return ""
+    digest = measured["text_sha256"][:HASH_SHOWN]
+    return (
+        f"The text is {comparison.text}, its first {measured['tokens']:,} tokens "
+        f"(SHA-256 {digest}\u2026); the source's perplexity on it is "
+        f"{figure(measured['ppl_source'])}."
+    )
+
+
+def _calibrated(comparison: Comparison) -> str:
+    names = [one.name for one in comparison.entries if one.calibrated]
+    verb = "was" if len(names) == 1 else "were"
+    told = f"{', '.join(names)} {verb} calibrated on this very text, which flatters the figures."
+    return told if names else ""

@@ -1,0 +1,210 @@
+"""`qwen35 compare`: recipes and artifacts beside one source, which runs once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from qwen35_convert import api
+from qwen35_convert.comparison import measure
+from qwen35_convert.errors import FormatError, OutputError, RecipeError
+from qwen35_convert.text.tokens import DEFAULT_TEXT
+from qwen35_convert.verification.logits import LogitsCheck
+from runtime.load import Loader
+from tests.checkpoints import dense
+from tests.qwen35_convert.command import called, qwen35
+
+QUIET = api.RunOptions(workers=1)
+NO_PROOF = api.RunOptions(verify=False, workers=1)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(DEFAULT_TEXT.read_text()[:2400])
+    return str(path)
+
+
+@pytest.fixture
+def layers_read(monkeypatch):
+    """The folders whose layers are read."""
+    read = []
+    original = Loader.layer
+
+    def spy(self, i):
+        read.append(self.checkpoint.folder.name)
+        return original(self, i)
+
+    monkeypatch.setattr(Loader, "layer", spy)
+    return read
+
+
+@pytest.fixture(scope="module")
+def swept(nano_path, text, tmp_path_factory):
+    """What the command leaves and prints for three recipes."""
+    folder = tmp_path_factory.mktemp("swept")
+    recipes = [word for name in ("fp8-block", "gguf-q8_0", "int4") for word in ("--recipe", name)]
+    files = ["--html", folder / "page.html", "--csv", folder / "table.csv"]
+    done = called("compare", nano_path, *recipes, "--text", text, *files, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+def test_help_of_compare(golden):
+    done = qwen35("compare", "--help")
+    assert done.returncode == 0
+    golden("help-compare.txt", done.stdout)
+
+
+def test_every_recipe_is_measured_and_nothing_else_stays(swept, nano_path):
+    folder, told = swept
+    assert sorted(path.name for path in folder.iterdir()) == ["page.html", "table.csv"]
+    assert told["schema_version"] == 1
+    assert told["passed"] is True
+    assert told["source"]["name"] == nano_path.name
+    by_name = {one["name"]: one for one in told["artifacts"]}
+    assert [*by_name] == ["int4", "gguf-q8_0", "fp8-block"]
+    sizes = [one["model_bytes"] for one in told["artifacts"]]
+    assert sizes == sorted(sizes)
+    assert 0 < by_name["gguf-q8_0"]["kl_mean"] < by_name["fp8-block"]["kl_mean"]
+    assert by_name["fp8-block"]["kl_mean"] < by_name["int4"]["kl_mean"]
+    assert [one["frontier"] for one in told["artifacts"]] == [True, True, False]
+
+
+def test_the_csv_holds_what_the_json_does(swept):
+    folder, told = swept
+    with (folder / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["kl_mean"] for row in rows] == [str(one["kl_mean"]) for one in told["artifacts"]]
+
+
+def test_figures_are_those_of_a_run_alone(swept, nano_path, text, tmp_path):
+    """To the last digit: the source's streams and logits are kept, not rounded."""
+    _, told = swept
+    api.convert(nano_path, tmp_path / "fp8", "fp8-block", NO_PROOF)
+    alone = api.verify(tmp_path / "fp8", nano_path, level="logits", logits=LogitsCheck(text))
+    (one,) = (one for one in told["artifacts"] if one["name"] == "fp8-block")
+    assert alone.logits is not None
+    for key in ("kl_mean", "kl_stderr", "kl_median", "kl_p999", "top1", "ppl_artifact"):
+        assert one[key] == alone.logits[key], key
+    assert one["layers"] == alone.logits["layers"]
+    assert one["by_role"] == [error.as_dict() for error in alone.by_role]
+
+
+def test_the_source_runs_once_and_artifacts_stand_beside_recipes(
+    nano_path, text, tmp_path, layers_read
+):
+    api.convert(nano_path, tmp_path / "mine", "fp8-block", NO_PROOF)
+    cache = tmp_path / "cache"
+    folders = api.Folders(tmp_path / "work", cache=cache)
+    found = api.compare(
+        nano_path, ["gguf-q8_0"], [tmp_path / "mine"], text=text, folders=folders, options=QUIET
+    )
+    assert {one.name: one.recipe for one in found.entries} == {
+        "gguf-q8_0": "gguf-q8_0",
+        "mine": None,
+    }
+    assert layers_read.count(nano_path.name) == 4
+    assert len(layers_read) == 12
+    assert list((tmp_path / "work").iterdir()) == []
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_artifacts_of_recipes_are_kept_on_request(nano_path, text, tmp_path):
+    keep = tmp_path / "kept"
+    folders = api.Folders(tmp_path, keep)
+    recipes = ["fp8-block", "gguf-q8_0"]
+    api.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
+    names = {path.name for path in keep.iterdir()}
+    assert names == {"fp8-block", "gguf-q8_0.gguf", "gguf-q8_0.gguf.receipt.json"}
+    receipt = json.loads((keep / "fp8-block" / "qwen35-receipt.json").read_text())
+    assert receipt["verdict"]["passed"] is True
+    with pytest.raises(OutputError, match="fp8-block exists"):
+        api.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
+
+
+def test_a_wrong_artifact_fails_the_comparison_and_is_on_the_page(nano_path, text, tmp_path):
+    api.convert(nano_path, tmp_path / "right", "int4", NO_PROOF)
+    shutil.copytree(tmp_path / "right", tmp_path / "wrong")
+    (weights,) = (tmp_path / "wrong").glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-4000:] = content[-8000:-4000]
+    weights.write_bytes(content)
+    names = [tmp_path / "right", tmp_path / "wrong"]
+    page = tmp_path / "page.html"
+    done = called("compare", *names, "--against", nano_path, "--text", text, "--html", page, "-q")
+    assert done.returncode == 1
+    assert "FAILED: wrong: " in done.stdout
+    assert "Not verified" in page.read_text()
+
+
+def test_an_artifact_that_read_the_text_before_is_named(nano_path, text, tmp_path):
+    changes = [f"quantize.calibrate={{text: {text}, tokens: 512}}"]
+    api.convert(nano_path, tmp_path / "int4", "int4-gptq", NO_PROOF, overrides=changes)
+    found = api.compare(
+        nano_path, [], [tmp_path / "int4"], text=text, folders=api.Folders(tmp_path), options=QUIET
+    )
+    assert [one.calibrated for one in found.entries] == [True]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "has neither --recipe nor --against"),
+        (["SOURCE"], "has neither --recipe nor --against"),
+        (["SOURCE", "SOURCE", "--recipe", "int4"], "is 2 models, expected one"),
+        (["--against", "SOURCE"], "ARTIFACT is missing"),
+        (["SOURCE", "--recipe", "int4", "--recipe", "int4"], "int4 is given twice"),
+        (["SOURCE", "--recipe", "int5"], "recipe 'int5' is neither bundled nor a file"),
+        (["SOURCE", "--against", "SOURCE"], "is the source itself"),
+        (["SOURCE", "--recipe", "int4", "--text", "nowhere"], "nowhere cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_any_work(
+    nano_path, tmp_path, monkeypatch, words, says
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(measure.Measuring, "entries", None)
+    done = called("compare", *[str(nano_path) if word == "SOURCE" else word for word in words])
+    assert done.returncode == 2
+    assert says in done.stderr.replace("\n  expected", ", expected").replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_artifact_of_another_model_is_refused(nano_path, text, tmp_path):
+    other = dense(tmp_path / "other")
+    with pytest.raises(FormatError, match="is of another model"):
+        api.compare(nano_path, [], [other], text=text, folders=api.Folders(tmp_path))
+
+
+def test_two_artifacts_of_one_name_are_told_apart_by_their_paths(nano_path, tmp_path):
+    from qwen35_convert.comparison.candidates import named_candidates
+
+    paths = [tmp_path / "a" / "model", tmp_path / "b" / "model"]
+    assert [one.name for one in named_candidates([], paths, tmp_path)] == [*map(str, paths)]
+    with pytest.raises(RecipeError, match="is given twice"):
+        named_candidates([], [paths[0], paths[0]], tmp_path)
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(nano_path, tmp_path, option):
+    done = called("compare", nano_path, "--recipe", "int4", option, tmp_path)
+    assert done.returncode == 4
+    assert "is a folder" in done.stderr
+
+
+def test_verify_writes_the_same_page(nano_path, text, tmp_path):
+    api.convert(nano_path, tmp_path / "fp8", "fp8-block", NO_PROOF)
+    page = tmp_path / "pages" / "page.html"
+    words = ["verify", tmp_path / "fp8", "--html", page, "--text", text, "-q"]
+    refused = called(*words)
+    assert refused.returncode == 2
+    assert "--against" in refused.stderr
+    assert called(*words, "--against", nano_path).returncode == 0
+    assert "Predictions were not measured" in page.read_text()
+    done = called(*words, "--against", nano_path, "--level", "logits")
+    assert done.returncode == 0
+    assert "Where the error enters" in page.read_text()
