@@ -1,5 +1,6 @@
 # Two commands: `make demo` converts and proves the bundled model (and installs only what that needs),
-# `make test` runs the suite. `make test-all` runs what is slow too, `make test-slow` only that.
+# `make test` runs the suite. `make test-all` runs what is slow too, `make test-slow` only that;
+# `make test-browser` looks at pages in Chromium, which must be there.
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
@@ -7,7 +8,7 @@ FUZZ_SECONDS ?= 1800
 
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
-.PHONY: demo test test-all test-slow fuzz faults lint format clean
+.PHONY: demo test test-all test-slow test-browser fuzz faults lint format clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,13 +26,16 @@ demo: .venv/ready
 	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/tools
-	$(PYTEST) -m 'not gpu and not hub and not big and not all'
+	$(PYTEST) -m 'not gpu and not hub and not big and not browser and not all'
 
 test-slow: .venv/tools
-	$(PYTEST) -m 'all and not gpu and not hub and not big'
+	$(PYTEST) -m 'all and not gpu and not hub and not big and not browser'
 
 test-all: .venv/tools
-	$(PYTEST) -m 'not gpu and not hub and not big'
+	$(PYTEST) -m 'not gpu and not hub and not big and not browser'
+
+test-browser: .venv/tools
+	$(PYTEST) -m browser
 
 fuzz: .venv/tools
 	-$(BIN)/python -m pip install --quiet atheris  # where it installs, it follows coverage

@@ -11,7 +11,7 @@ from qwen35_convert.comparison.result import Entry
 from qwen35_convert.page.axes import Below, Frame, picture, x_axis, y_axis
 from qwen35_convert.page.element import Node, add, element
 from qwen35_convert.page.labels import Ground, place_labels
-from qwen35_convert.page.marks import colour
+from qwen35_convert.page.marks import colour, shortened
 from qwen35_convert.page.scale import Scale, errors_scale, figure, short, sizes_scale
 from qwen35_convert.sizes import size_text
 
@@ -116,7 +116,7 @@ def _names(points: Sequence[_Point], frame: Frame) -> Node:
         (min(x, to_x) - 1, min(y, to_y) - 1, max(x, to_x) + 1, max(y, to_y) + 1)
         for (x, y), (to_x, to_y) in pairwise(_steps(points))
     ]
-    names = [(point.x, point.y, point.entry.name) for point in points]
+    names = [(point.x, point.y, shortened(point.entry.name)) for point in points]
     first = sorted(range(len(points)), key=lambda i: not points[i].entry.frontier)
     ground = Ground((left, head + 22, right, foot), lines)
     labels = place_labels([names[i] for i in first], ground, LETTERS)

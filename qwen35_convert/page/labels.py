@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 GLYPH, LINE, GAP = 0.56, 1.25, 9.0
-COVERED = 0.25  # of its area a name may cover what is there
+MARK = 8.0  # half of a point's width, with what is kept free around it
+AVOIDED = 3  # covering a point is so many times worse than covering a name
+COVERED = 0.2  # of its area a name may cover what is there
 # Places: the side the name is on (-1 left, 0 over the point, 1 right), and above or below.
 PLACES = ((1, 0), (-1, 0), (1, -1), (1, 1), (-1, -1), (-1, 1), (0, -1), (0, 1))
 ANCHORS = {1: "start", 0: "middle", -1: "end"}
@@ -43,12 +45,12 @@ def place_labels(
 
     size  of the font
     """
-    marks = [(x - 6, y - 6, x + 6, y + 6) for x, y, _ in points]
+    marks = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y, _ in points]
     names: list[Box] = []
     labels = []
     for i, (x, y, name) in enumerate(points):
         choices = [(place, _box((x, y), name, place, size)) for place in PLACES]
-        others = [*names, *marks[:i], *marks[i + 1 :]]
+        others = [*names, *AVOIDED * (marks[:i] + marks[i + 1 :])]
         place, box = min(choices, key=lambda one: _cost(one[1], others, ground))
         at = {1: box[0], 0: x, -1: box[2]}[place[0]]
         fits = _cost(box, others, ground) <= COVERED * _area(box)

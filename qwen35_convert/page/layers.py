@@ -10,7 +10,7 @@ from qwen35_convert.comparison.result import Entry
 from qwen35_convert.page.axes import Below, Frame, Places, picture, x_axis, y_axis
 from qwen35_convert.page.element import Node, add, element
 from qwen35_convert.page.labels import apart
-from qwen35_convert.page.marks import colour, swatch
+from qwen35_convert.page.marks import colour, shortened, swatch
 from qwen35_convert.page.scale import Scale, errors_scale, figure
 
 FULL = "full_attention"
@@ -109,6 +109,8 @@ def _names(lines: Sequence[_Line], frame: Frame, last: float, errors: Scale) -> 
     for line, end, place in zip(known, ends, places, strict=True):
         path = f"{last + 5:.1f},{end:.1f} {right:.1f},{end:.1f} {right + 12:.1f},{place:.1f}"
         lead = element("polyline", points=path, class_=f"leader {colour(line.number)}")
-        name = element("text", line.entry.name, x=right + 16, y=place + 4, class_="label")
+        name = element(
+            "text", shortened(line.entry.name), x=right + 16, y=place + 4, class_="label"
+        )
         add(group, [lead, name])
     return group

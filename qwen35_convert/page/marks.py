@@ -5,12 +5,19 @@ from __future__ import annotations
 from qwen35_convert.page.element import Node, element
 
 COLOURS = 8
+MOST_LETTERS = 33
 DASHES = ("", " dash-2", " dash-3", " dash-4")
 
 
 def colour(number: int) -> str:
     """Return the classes of the artifact in this place of the table, from 0."""
     return f"c{number % COLOURS + 1}{DASHES[number // COLOURS % len(DASHES)]}"
+
+
+def shortened(name: str, most: int = MOST_LETTERS) -> str:
+    """Return a name for a picture, its middle left out if it is long."""
+    half = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:half]}\u2026{name[-half:]}"
 
 
 def swatch(number: int) -> Node:

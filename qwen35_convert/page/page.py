@@ -13,6 +13,7 @@ from qwen35_convert.page.element import Node, add, document, element
 from qwen35_convert.page.frontier import frontier_chart
 from qwen35_convert.page.heat import Heat, heat_figure, heat_legend
 from qwen35_convert.page.layers import layers_chart, legend
+from qwen35_convert.page.marks import shortened
 from qwen35_convert.page.notes import basis, failures, hint, summary, title
 from qwen35_convert.page.tables import summary_table, worst_tensors
 
@@ -20,7 +21,7 @@ STYLE = Path(__file__).parent / "style.css"
 # Nothing is asked for, and nothing runs, whatever stands in a name.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 WIDE = Frame(1080.0, 500.0, left=64.0, top=44.0, right=24.0, bottom=56.0)
-LEAST_NAMES, MOST_NAMES, GLYPH = 90.0, 300.0, 8.0
+LEAST_NAMES, GLYPH = 90.0, 9.2
 NARROW = Frame(360.0, 400.0, left=50.0, top=44.0, right=10.0, bottom=56.0)
 
 
@@ -72,8 +73,8 @@ def _sections(comparison: Comparison) -> Iterator[Node]:
 
 def _with_names(entries: Sequence[Entry]) -> Frame:
     """Return the frame of a chart with the names of artifacts at its right."""
-    longest = max(GLYPH * len(one.name) for one in entries)
-    return replace(WIDE, height=440.0, right=min(max(LEAST_NAMES, longest + 24), MOST_NAMES))
+    longest = max(GLYPH * len(shortened(one.name)) for one in entries)
+    return replace(WIDE, height=440.0, right=max(LEAST_NAMES, longest + 24))
 
 
 def _by_role(comparison: Comparison) -> Iterator[Node]:

@@ -21,6 +21,7 @@ BETWEEN = (
 FLOOR = 1e-6
 # How far the foot is under the least error, where what is none stands at it.
 BELOW = 3.0
+HEADROOM = 2.0
 ROOM = 1.15  # at either end of sizes, at least: there is a round value on every scale
 
 
@@ -64,7 +65,7 @@ def errors_scale(values: Iterable[float], start: float, stop: float) -> Scale:
     known = [x for x in values if isfinite(x)]
     errors = [x for x in known if x > FLOOR] or [FLOOR]
     none = len(errors) < len(known) or errors == [FLOOR]
-    low, high = min(errors) / (BELOW if none else 1.4), max(errors) * 1.4
+    low, high = min(errors) / (BELOW if none else 1.4), max(errors) * HEADROOM
     return Scale(low, max(high, low * 4), start, stop, none)
 
 
