@@ -1,0 +1,89 @@
+"""Measure `qwen35 compare` over several recipes beside as many runs alone, in core seconds.
+
+    python benchmarks/compare.py [--source FOLDER] [--text FILE] [--recipes NAME ...]
+
+A run alone converts by a recipe, then verifies at level logits: two commands. The comparison does
+both for all recipes, and runs the source once. Without --source a checkpoint of 0.8B's sizes is
+generated, and the text is 4 kB. One JSON line goes to benchmarks/results/compare.jsonl.
+
+The bound: with F for the source's pass and nothing else, n recipes cost (n + 1) F beside 2 n F, for
+eight 0.56. What is less than that is saved by starting once and by hashing the source once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from convert import commit, generate, measure
+from verify import NANO, beginning_of_ours
+
+RESULTS = Path(__file__).parent / "results" / "compare.jsonl"
+EIGHT = (
+    "fp8-block", "fp8-channel", "int4", "int4-g32", "int8", "mxfp4a16", "nvfp4a16", "bf16-split",
+)  # fmt: skip
+CLI = (sys.executable, "-m", "qwen35_convert.cli")
+
+
+def main() -> None:
+    """Measure, print, keep the line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--source", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--recipes", nargs="+", default=EIGHT)
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        measured = run(Path(folder), options)
+    print(json.dumps(measured))
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(measured) + "\n")
+
+
+def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Return core seconds of the runs alone and of the comparison."""
+    source = options.source or generated(folder / "source")
+    text = options.text or beginning_of_ours(folder)
+    alone = {name: one_alone(source, text, folder, name) for name in options.recipes}
+    recipes = [word for name in options.recipes for word in ("--recipe", name)]
+    together = measure(*CLI, "compare", str(source), *recipes, "--text", str(text), "-q",
+                       "--work", str(folder))  # fmt: skip
+    total = sum(alone.values())
+    return {
+        "what": "compare",
+        "source": "0.8B, random weights" if options.source is None else source.name,
+        "text_bytes": text.stat().st_size,
+        "alone_core_s": {name: round(seconds, 1) for name, seconds in alone.items()},
+        "together_core_s": round(together["core_s"], 1),
+        "ratio": round(together["core_s"] / total, 3),
+        "rss_mb": together["rss_mb"],
+        "load": round(os.getloadavg()[0], 1),
+        "commit": commit(),
+    }
+
+
+def generated(source: Path) -> Path:
+    """Return a checkpoint of 0.8B's sizes."""
+    generate(source, "dense")
+    shutil.copy(NANO / "tokenizer.json", source)
+    return source
+
+
+def one_alone(source: Path, text: Path, folder: Path, recipe: str) -> float:
+    """Return the core seconds of converting by one recipe and verifying the result."""
+    out = folder / "out"
+    convert = measure(*CLI, "convert", str(source), "-o", str(out), "--recipe", recipe, "-q")
+    verify = measure(*CLI, "verify", str(out), "--against", str(source), "--level", "logits",
+                     "--text", str(text), "-q")  # fmt: skip
+    shutil.rmtree(out)
+    return convert["core_s"] + verify["core_s"]
+
+
+if __name__ == "__main__":
+    main()
