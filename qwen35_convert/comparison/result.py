@@ -1,6 +1,7 @@
 """What a comparison found: one line for each artifact, by size, and which of them are worth it.
 
-An artifact is on the frontier if none that is as small or smaller has a lower mean KL.
+An artifact is on the frontier if none that is as small or smaller has a lower mean KL; one that
+failed its verification is not, and stands in nobody's way.
 """
 
 from __future__ import annotations
@@ -141,6 +142,6 @@ def _marked(ordered: Sequence[Entry]) -> Iterator[Entry]:
     """Yield artifacts by size, with those marked that are nearer than all before."""
     best = inf
     for one in ordered:
-        frontier = one.kl < best
-        best = min(best, one.kl)
+        frontier = one.report.passed and one.kl < best
+        best = one.kl if frontier else best
         yield replace(one, frontier=frontier)

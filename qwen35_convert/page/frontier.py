@@ -84,7 +84,7 @@ def _bits(frame: Frame, sizes: Scale, one: Entry) -> Node:
 def _steps(points: Sequence[_Point]) -> list[tuple[float, float]]:
     """Return the corners of the frontier, drawn as steps: between two artifacts there is none."""
     best = [point for point in points if point.entry.frontier]
-    corners = [(best[0].x, best[0].y)]
+    corners = [(point.x, point.y) for point in best[:1]]
     for before, point in pairwise(best):
         corners += [(point.x, before.y), (point.x, point.y)]
     return corners

@@ -149,7 +149,7 @@ def _cell(one: RoleError, heat: Heat, column: int, row: int) -> Node:
 def _numbers(heat: Heat) -> Node:
     """Return the first and the last layer, and some between, below the map."""
     layers = [place for place in heat.columns if isinstance(place, int)]
-    step = max(1, -(-len(layers) // 6))
+    step = next(s for s in (1, 2, 4, 8, 16, max(17, len(layers))) if len(layers) / s <= 8)
     foot, group = _height(heat) - 5, element("g", class_="axis")
     for column, place in enumerate(heat.columns):
         if isinstance(place, int) and place % step == 0:

@@ -50,7 +50,7 @@ def summary(comparison: Comparison) -> Iterator[Node]:
         return
     best = [one for one in comparison.entries if one.frontier]
     if len(comparison.entries) == 1:
-        yield element("p", *map(_told, best), ".", class_="lead")
+        yield element("p", _told(comparison.entries[0]), ".", class_="lead")
         return
     text = f"{len(best)} of {len(comparison.entries)} are on the frontier: nothing as small is "
     yield element("p", f"{text}nearer to the source. From small to large:", class_="lead")

@@ -83,8 +83,8 @@ def _by_role(comparison: Comparison) -> Iterator[Node]:
         return
     maps = [heat_figure(one, heat) for one in comparison.entries if one.report.by_role]
     told = (
-        "Relative RMS error of the weights. Colours are the same in every map; gray tensors are "
-        "kept as they were, and where there is no cell there is no such tensor."
+        "Relative RMS error of the weights; a colour reaches up to the error under it and is the "
+        "same in every map. Gray tensors are kept as they were; no cell, no such tensor."
     )
     yield _section("roles", "Error by layer and role", element("p", told), heat_legend(heat),
                    add(element("div", class_="maps"), maps))  # fmt: skip

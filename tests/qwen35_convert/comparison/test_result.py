@@ -33,6 +33,11 @@ def test_of_two_of_one_size_the_nearer_is_on_the_frontier():
     assert names(found, frontier=True) == ["b"]
 
 
+def test_what_failed_is_on_no_frontier_and_in_nobodys_way():
+    found = compared(failed(entry("a", 500, 0.01)), entry("b", 600, 0.1))
+    assert names(found, frontier=True) == ["b"]
+
+
 @pytest.mark.parametrize("kl", [None, math.nan, math.inf])
 def test_what_was_not_measured_is_on_no_frontier(kl):
     found = compared(entry("a", 500, kl), entry("b", 600, 0.1))

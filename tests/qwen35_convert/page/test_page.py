@@ -185,6 +185,12 @@ def test_what_failed_comes_first_and_is_escaped():
     assert "1 of 2 passed" in page
 
 
+def test_a_page_without_a_frontier_has_its_points():
+    page = page_html(compared(failed(entry("a", 500, 0.1)), failed(entry("b", 600, 0.01))))
+    assert "0 of 2 are on the frontier" in page
+    assert "a: 500 B" in page
+
+
 def test_thirty_artifacts_and_sixty_four_layers_are_a_page_of_some_size():
     """Lines beyond the eighth are dashed; a page of 27B stays small enough to be sent."""
     many = [entry(f"artifact-{i}", 500 + 10 * i, 0.3 / (i + 1)) for i in range(30)]
