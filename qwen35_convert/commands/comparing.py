@@ -46,7 +46,7 @@ def compare(
     ] = None,
     base: Base = None,
     text: Annotated[
-        str, typer.Option(metavar="FILE", help="Text to predict.", show_default="bundled")
+        str, typer.Option(metavar="FILE", help="Text to evaluate on.", show_default="bundled")
     ] = "default",
     html: Html = None,
     csv: Annotated[
@@ -56,15 +56,15 @@ def compare(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where to work; needs room for the largest artifact and the source's logits.",
+            help="Folder for temporary files: one artifact, the source's logits.",
             show_default="beside the output",
         ),
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the artifacts of the recipes here.")
+        Path | None, typer.Option(metavar="DIR", help="Keep the converted artifacts in DIR.")
     ] = None,
     logits_cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep what the source computes.")
+        Path | None, typer.Option(metavar="DIR", help="Keep the source's logits for later runs.")
     ] = None,
     workers: Workers = None,
     memory_limit: Memory = None,

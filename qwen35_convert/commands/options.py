@@ -77,7 +77,7 @@ Stream = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a page with pictures, which needs nothing else."),
+    typer.Option(metavar="FILE", help="Write a self-contained HTML page with charts."),
 ]
 OutputFormat = Annotated[
     str | None,

@@ -83,4 +83,4 @@ def _check_model(one: Candidate, source: Checkpoint) -> None:
         raise RecipeError(str(one.path), "is the source itself", "artifacts made from it")
     other = wrong_source(artifact, source)
     if other is not None:
-        raise FormatError(str(one.path), f"is of another model: {other.problem}")
+        raise FormatError(str(one.path), f"belongs to another model: {other.problem}")

@@ -12,7 +12,7 @@ from qwen35_convert.sizes import size_text
 DASH = "-"
 MARK = "*"
 WIDEST = 44
-FRONTIER = "on the frontier: nothing as small is nearer to the source"
+FRONTIER = "on the frontier: nothing smaller is closer to the source"
 HEAD = ("size", "bits", "mean KL", "+-", "median", "99.9 %", "top-1", "ppl ratio")
 WIDTHS = (10, 7, 9, 9, 9, 9, 8, 10)
 
@@ -64,13 +64,13 @@ def _basis(comparison: Comparison) -> str:
     source, measured = told["source"], comparison.measured
     size = f", {size_text(source['model_bytes'])}" if "model_bytes" in source else ""
     text = f"; {measured['tokens']} tokens of {comparison.text}" if measured else ""
-    return f"source {source['name']}{size}{text}; sizes are of the language model alone"
+    return f"source {source['name']}{size}{text}; sizes without vision and MTP"
 
 
 def _remarks(one: Entry) -> Iterator[str]:
     """Say what its line does not show."""
     if one.calibrated:
-        yield f"note: {one.name} was calibrated on this text, which flatters it"
+        yield f"note: {one.name} was calibrated on this same text: its figures are too good"
     for failure in one.report.failures[:1]:
         more = len(one.report.failures) - 1
         rest = f" (and {more} more; --json lists them)" if more else ""

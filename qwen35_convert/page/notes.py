@@ -12,34 +12,35 @@ from qwen35_convert.sizes import size_text
 MOST_FAILURES = 5
 HASH_SHOWN = 12
 KL = (
-    "KL divergence is that of the source's next-token distribution from the artifact's, in nats, "
-    "at every token of the text; both run in 32-bit floats with the true text as their context."
+    "KL divergence, KL(source || artifact), compares the two next-token distributions at every "
+    "token of the text, in nats. Both models run in float32 and see the true text as context."
 )
 ERROR = (
-    "\u00b1 is one standard error of the mean over blocks of 128 tokens. All artifacts read the "
-    "same tokens, so the difference between two of them is surer than either figure."
+    "\u00b1 is one standard error of the mean, estimated from blocks of 128 tokens. All artifacts "
+    "see the same tokens, so a difference between two of them is more certain than either value."
 )
 COLUMNS = (
-    "Half of the tokens have a KL divergence below the median, 99.9 % of them below that figure. "
-    "Top-1 is how often both have the same likeliest token; the PPL ratio is the artifact's "
-    "perplexity over the source's."
+    "Half of the tokens have a KL divergence below the median, 99.9 % below that column. Top-1 is "
+    "how often artifact and source agree on the most likely token. PPL ratio is the artifact's "
+    "perplexity divided by the source's."
 )
 LIMITS = (
-    "One text measures one use: other languages, tasks and long contexts may rank the artifacts "
-    "otherwise, and KL divergence is no score of abilities. Speed and memory were not measured."
+    "This is one text: other languages, tasks and long contexts may rank the artifacts "
+    "differently. KL divergence is not a capability score. Speed and memory were not measured."
 )
-SIZE = "Size and bits count the language model: its weights, scales and norms, not vision or MTP."
-PROOF = (
-    "Verified means that the artifact was opened again and every tensor compared with the source."
+SIZE = (
+    "Size and bits per weight count the language model (weights, scales, norms) without vision "
+    "and MTP."
 )
-UNMEASURED = "Predictions were not measured: verify --level logits does that."
+PROOF = "Verified: the artifact was reopened and every tensor compared with the source."
+UNMEASURED = "Predictions were not measured; verify --level logits measures them."
 
 
 def title(comparison: Comparison) -> str:
     """Return the page's heading."""
     entries = comparison.entries
     if len(entries) == 1:
-        return f"{entries[0].name} beside {comparison.source}"
+        return f"{entries[0].name} compared with {comparison.source}"
     return f"{comparison.source}: {len(entries)} artifacts compared"
 
 
@@ -52,8 +53,9 @@ def summary(comparison: Comparison) -> Iterator[Node]:
     if len(comparison.entries) == 1:
         yield element("p", _told(comparison.entries[0]), ".", class_="lead")
         return
-    text = f"{len(best)} of {len(comparison.entries)} are on the frontier: nothing as small is "
-    yield element("p", f"{text}nearer to the source. From small to large:", class_="lead")
+    count = f"{len(best)} of {len(comparison.entries)} artifacts are on the frontier"
+    told = f"{count}: nothing smaller is closer to the source. Smallest first:"
+    yield element("p", told, class_="lead")
     yield add(element("ol", class_="best"), [element("li", _told(one)) for one in best])
 
 
@@ -66,7 +68,7 @@ def _told(one: Entry) -> Node:
 def hint() -> Node:
     """Return how the table is to be read."""
     bold = element("b", "bold")
-    return element("p", "Smallest first; in ", bold, " what is on the frontier.", class_="hint")
+    return element("p", "Smallest first; ", bold, " rows are on the frontier.", class_="hint")
 
 
 def failures(comparison: Comparison) -> Iterator[Node]:
@@ -100,7 +102,7 @@ def basis(comparison: Comparison) -> Iterator[Node]:
     for sentence in filter(None, told):
         yield element("p", sentence)
     names = ", ".join(f"{name} {number}" for name, number in comparison.versions.items())
-    yield element("p", f"Made by {names}.", class_="versions")
+    yield element("p", f"Made with {names}.", class_="versions")
 
 
 def _source(comparison: Comparison) -> str:
@@ -124,5 +126,5 @@ def _text(comparison: Comparison) -> str:
 def _calibrated(comparison: Comparison) -> str:
     names = [one.name for one in comparison.entries if one.calibrated]
     verb = "was" if len(names) == 1 else "were"
-    told = f"{', '.join(names)} {verb} calibrated on this very text, which flatters the figures."
+    told = f"{', '.join(names)} {verb} calibrated on this same text: the figures are too good."
     return told if names else ""

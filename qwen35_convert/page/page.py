@@ -23,6 +23,18 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 WIDE = Frame(1080.0, 500.0, left=64.0, top=44.0, right=24.0, bottom=56.0)
 LEAST_NAMES, GLYPH = 90.0, 9.2
 NARROW = Frame(360.0, 400.0, left=50.0, top=44.0, right=10.0, bottom=56.0)
+FRONTIER = (
+    "Filled points are on the frontier (dashed). Bars show one standard error. Labels that do not "
+    "fit are left out; the table lists all artifacts."
+)
+LAYERS = (
+    "Shaded layers use full attention, the others linear attention. A jump shows the layer that "
+    "costs most; the error then carries through later layers."
+)
+ROLES = (
+    "Relative RMS error of the weights. Each colour covers errors up to the value below it; all "
+    "maps share one scale. Gray: kept unquantised. Blank: no such tensor in the layer."
+)
 
 
 def page_html(comparison: Comparison) -> str:
@@ -50,21 +62,16 @@ def _sections(comparison: Comparison) -> Iterator[Node]:
     if not comparison.passed:
         yield _section("failed", "Not verified", *failures(comparison))
     charts = frontier_chart(entries, WIDE), frontier_chart(entries, NARROW)
-    if len(entries) > 1 and all(charts):
-        yield _section("frontier", "KL divergence against size", _figure(
-            *charts, "Filled: on the frontier, which the line joins. Bars are one standard error. "
-                "A name that finds no place is in the table.",
-        ))  # fmt: skip
+    if len(entries) > 1 and None not in charts:
+        yield _section("frontier", "KL divergence against size", _figure(*charts, FRONTIER))
     yield _section("table", "All figures", hint(), summary_table(entries))
     lines = (
         layers_chart(entries, _with_names(entries), named=True),
         layers_chart(entries, NARROW, named=False),
     )
-    if all(lines):
-        yield _section("layers", "Where the error enters", _figure(
-            *lines, "Bands are layers of full attention, the others are linear attention. A line "
-            "that jumps names the layer that costs most; later layers carry the error on.",
-        ), legend(entries))  # fmt: skip
+    if None not in lines:
+        figure = _figure(*lines, LAYERS)
+        yield _section("layers", "Where the error enters", figure, legend(entries))
     yield from _by_role(comparison)
     worst = [worst_tensors(one, i) for i, one in enumerate(entries)]
     if any(one is not None for one in worst):
@@ -82,11 +89,7 @@ def _by_role(comparison: Comparison) -> Iterator[Node]:
     if heat is None:
         return
     maps = [heat_figure(one, heat) for one in comparison.entries if one.report.by_role]
-    told = (
-        "Relative RMS error of the weights; a colour reaches up to the error under it and is the "
-        "same in every map. Gray tensors are kept as they were; no cell, no such tensor."
-    )
-    yield _section("roles", "Error by layer and role", element("p", told), heat_legend(heat),
+    yield _section("roles", "Error by layer and role", element("p", ROLES), heat_legend(heat),
                    add(element("div", class_="maps"), maps))  # fmt: skip
 
 

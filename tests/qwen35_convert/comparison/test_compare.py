@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused_before_any_work(
 
 def test_an_artifact_of_another_model_is_refused(nano_path, text, tmp_path):
     other = dense(tmp_path / "other")
-    with pytest.raises(FormatError, match="is of another model"):
+    with pytest.raises(FormatError, match="belongs to another model"):
         api.compare(nano_path, [], [other], text=text, folders=api.Folders(tmp_path))
 
 

@@ -101,7 +101,7 @@ def test_the_text_marks_the_frontier_and_says_what_was_measured():
 
 def test_an_artifact_calibrated_on_the_text_is_named():
     one = replace(entry("a", 500, 0.1), calibrated=True)
-    assert "note: a was calibrated on this text" in comparison_text(compared(one))
+    assert "note: a was calibrated on this same text" in comparison_text(compared(one))
 
 
 def test_nothing_measured_is_told_by_dashes():

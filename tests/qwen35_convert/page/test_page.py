@@ -187,7 +187,7 @@ def test_what_failed_comes_first_and_is_escaped():
 
 def test_a_page_without_a_frontier_has_its_points():
     page = page_html(compared(failed(entry("a", 500, 0.1)), failed(entry("b", 600, 0.01))))
-    assert "0 of 2 are on the frontier" in page
+    assert "0 of 2 artifacts are on the frontier" in page
     assert "a: 500 B" in page
 
 
@@ -205,7 +205,7 @@ def test_pages_do_not_depend_on_pages_before():
 
 def test_the_calibrated_are_named_on_the_page():
     one = replace(entry("gptq", 500, 0.1), calibrated=True)
-    assert "gptq was calibrated on this very text" in page_html(compared(one))
+    assert "gptq was calibrated on this same text" in page_html(compared(one))
 
 
 def luminance(colour):
