@@ -22,6 +22,7 @@ def test_the_wheel_has_exactly_the_four_packages(tmp_path):
     recipes = {path.name for path in (ROOT / "recipes").glob("*.yaml")}
     assert {f"qwen35_convert/recipes/{name}" for name in recipes} <= set(names)
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+    assert "qwen35_convert/page/style.css" in names
 
 
 def test_a_foreign_package_of_our_name_is_refused(tmp_path):
