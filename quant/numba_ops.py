@@ -26,7 +26,7 @@ intrinsic: Callable[..., Any] = _intrinsic
 
 def loop(function: Callable[..., Any]) -> Any:
     """Compile once per machine; where no folder can hold the cache, once per process."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
         return _njit(cache=True, **options)(function)
     except RuntimeError:

@@ -42,7 +42,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml.iq4 import VALUES, M
-from quant.ggml.nvfp4 import nearest_scale, scale_value
+
+# A change there would not empty the cache of this file's loops.
+from quant.ggml.rounded import CLIPPED, LINE, ROUNDED, ROUNDING, TABLE, extremes, half_step
+from quant.ggml.rounded import outside as outside_rounded
 from quant.numba_ops import as_float, inline, loop
 
 if TYPE_CHECKING:
@@ -50,12 +53,10 @@ if TYPE_CHECKING:
 
 f32, f64 = np.float32, np.float64
 
-ROUNDING = 1 + 2.0**-18
 UNIT = 2.0**-24
 # Below this float32 has no room for the squares that a search compares.
 UNDERFLOW = 1e-34
 
-EXACT, FLOAT16, BFLOAT16, NEAREST, CLIPPED, LINE, E2M1, E2M1_E4M3, TABLE = range(9)
 MAGNITUDE, RMS_AND_MAGNITUDE, SQUARE, IMPORTANCE, BY_SUPER_BLOCK, BY_ROW = range(6)
 
 
@@ -84,11 +85,6 @@ class Search(NamedTuple):
     power: int = 2
 
 
-ROUNDED = {
-    "F32": (EXACT, 0), "F16": (FLOAT16, 0), "BF16": (BFLOAT16, 0), "Q8_0": (NEAREST, 127),
-    "Q4_0": (CLIPPED, 8), "Q5_0": (CLIPPED, 16), "Q4_1": (LINE, 15), "Q5_1": (LINE, 31),
-    "MXFP4": (E2M1, 0), "NVFP4": (E2M1_E4M3, 0),
-}  # fmt: skip
 SEARCHED = {
     "Q2_K": Search(LINE, 16, 3, 15, 2.5 / 2, MAGNITUDE, power=1),
     "Q3_K": Search(CLIPPED, 16, 4, 32, 1.0, SQUARE),
@@ -123,82 +119,11 @@ def outside(
     importance  [K] float32 that w was encoded with, if its type uses one
     """
     if importance is None and name in ROUNDED:
-        kind, most = ROUNDED[name]
-        size = w.shape[1] if kind <= BFLOAT16 else 16 if kind == E2M1_E4M3 else 32
-        return int(count_rounded(kind, most, w.reshape(-1, size), decoded.reshape(-1, size)))
+        return outside_rounded(name, w, decoded)
     search = SEARCHED[name] if importance is None else WEIGHTED[name]
     size = 256 if search.levels else search.block
     table = np.empty((0, size), f32) if importance is None else importance.reshape(-1, size)
     return int(count_searched(search, w.reshape(-1, size), decoded.reshape(-1, size), table))
-
-
-@loop
-def count_rounded(kind, most, w, y):
-    """Return how many of y [B, n] are farther off than these blocks' scales allow."""
-    x, limit, count = np.empty(w.shape[1]), np.empty(w.shape[1]), 0
-    for b in range(w.shape[0]):
-        for j in range(x.size):
-            x[j] = as_float(w[b, j])
-        _limits(kind, most, x, limit)
-        for j in range(x.size):
-            count += not abs(x[j] - f64(y[b, j])) <= limit[j] * ROUNDING
-    return count
-
-
-@loop
-def _limits(kind, most, x, limit):
-    """Fill in the largest error of each weight."""
-    if kind == EXACT:
-        limit[:] = 0
-    elif kind == FLOAT16:
-        for j in range(x.size):
-            limit[j] = max(abs(x[j]) * 2.0**-11, 2.0**-25)
-    elif kind == BFLOAT16:
-        for j in range(x.size):
-            limit[j] = max(abs(x[j]) * 2.0**-8, 2.0**-134)
-    elif kind == E2M1:
-        _limits_e2m1(x, limit)
-    elif kind == E2M1_E4M3:
-        amax, _, _ = _extremes(x, 0, x.size)
-        _limits_codes(x, limit, f64(scale_value(nearest_scale(f32(f32(amax) / f32(6))))))
-    else:
-        _limits_scaled(kind, most, x, limit)
-
-
-@inline
-def _limits_scaled(kind, most, x, limit):
-    """Do so for codes times a float16 d: NEAREST, CLIPPED, LINE."""
-    amax, least, largest = _extremes(x, 0, x.size)
-    d = (largest - least if kind == LINE else amax) / most
-    relative = _half_step(d) / d if d > 0 else 1.0
-    start = least if kind == LINE else 0.0
-    for j in range(x.size):
-        size = abs(x[j] - start)
-        within = d / 2
-        if kind == CLIPPED:
-            within = max(within, size - (most - 1) * d)
-        limit[j] = within + (size + within) * relative + _half_step(start)
-
-
-@inline
-def _limits_e2m1(x, limit):
-    """Do so for MXFP4."""
-    amax, _, _ = _extremes(x, 0, x.size)
-    # As ggml does, the logarithm is rounded to float32 before its fraction is dropped.
-    d = 2.0 ** (np.floor(f32(np.log2(amax))) - 2) if amax > 0 else 0.0
-    _limits_codes(x, limit, d if amax >= 2.0**-125 else 0.0)
-
-
-@inline
-def _limits_codes(x, limit, d):
-    """Do so for E2M1 codes times d."""
-    for j in range(x.size):
-        size = abs(x[j])
-        limit[j] = max(size - 6 * d, d)
-        if size < 4 * d:
-            limit[j] = d / 2
-        if size < 2 * d:
-            limit[j] = d / 4
 
 
 @loop
@@ -208,10 +133,9 @@ def count_searched(search, w, y, importance):
     x, e, e0, v = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     per_row = max(1, importance.shape[0])
     for s in range(w.shape[0]):
-        if s % per_row == 0 and search.v == BY_ROW:
-            mean = _mean_square(w, s, s + per_row)
-        elif search.v != BY_ROW:
-            mean = search.factor * _mean_square(w, s, s + 1)
+        rows = per_row if search.v == BY_ROW else 1
+        if s % rows == 0:
+            mean = search.factor * _mean_square(w, s, s + rows)
         for j in range(size):
             x[j] = as_float(w[s, j])
             e[j] = abs(x[j] - f64(y[s, j]))
@@ -257,22 +181,6 @@ def _count_in(search, x, e, e0, v, start, stop, shift):
 
 
 @inline
-def _extremes(x, start, stop):
-    """Return max |x|, min x and max x of some weights."""
-    least, largest = x[start], x[start]
-    for j in range(start, stop):
-        least = x[j] if x[j] < least else least
-        largest = x[j] if x[j] > largest else largest
-    return max(-least, largest), least, largest
-
-
-@inline
-def _half_step(y):
-    """Return the most that float16 rounds off."""
-    return max(abs(y) * 2.0**-11, min(abs(y), 2.0**-25))
-
-
-@inline
 def _mean_square(w, first, last):
     """Return the mean of the squares of some rows."""
     total = 0.0
@@ -286,7 +194,7 @@ def _mean_square(w, first, last):
 def _plain_errors(search, x, start, e0):
     """Fill in the errors of plain rounding, where a search begins."""
     stop = start + search.block
-    amax, least, largest = _extremes(x, start, stop)
+    amax, least, largest = extremes(x, start, stop)
     if search.kind == LINE:
         least = min(least, 0.0)
         d = (largest - least) / search.most
@@ -334,15 +242,15 @@ def _shift(search, x):
     """Return how far rounding scales, to a super-block's steps and to float16, may move a value."""
     top, bottom = 0.0, 0.0
     for start in range(0, x.size, search.block):
-        amax, least, largest = _extremes(x, start, start + search.block)
+        amax, least, largest = extremes(x, start, start + search.block)
         least = min(least, 0.0)
         span = largest - least if search.kind == LINE else amax
         top, bottom = max(top, span), max(bottom, -least)
     if search.levels == 0:
-        return search.most * _half_step(top * search.largest) + _half_step(bottom)
+        return search.most * half_step(top * search.largest) + half_step(bottom)
     step = top * search.largest / search.levels
-    rounded = search.most * search.levels * _half_step(step)
+    rounded = search.most * search.levels * half_step(step)
     if search.kind != LINE:
         return search.most * step + rounded
     minimum = 2 * max(top, bottom) / search.levels
-    return (search.most * step + minimum) / 2 + rounded + search.levels * _half_step(minimum)
+    return (search.most * step + minimum) / 2 + rounded + search.levels * half_step(minimum)

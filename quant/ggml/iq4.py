@@ -212,7 +212,8 @@ def _search(plane, top, peak, scale):
     for i in range(LANES):
         inverse[i] = f32(f32(1) / f32(peak[i] / f32(127)))
     _nearest(plane, inverse, BELOW)
-    plane[ABOVE:PLANES] = plane[BELOW:MIDDLE]
+    for k in range(u64(PLANES - ABOVE)):
+        plane[u64(ABOVE + k)] = plane[u64(BELOW + k)]
     _sums(plane, inverse, dot, square)
     for i in range(LANES):
         scale[i] = f32(dot[i] / square[i]) if square[i] > f32(0) else f32(0)
