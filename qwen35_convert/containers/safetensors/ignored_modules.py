@@ -15,7 +15,7 @@ from formats.family.layout import Atom
 from formats.family.names import normalise
 from formats.family.packings import PACKINGS
 from formats.family.roles import ROLES
-from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, Engines
+from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, PLAIN, Engines
 from qwen35_convert.containers.safetensors.modelopt_fields import own_file
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import LISTS
@@ -72,6 +72,8 @@ def _readable(entry: object) -> bool:
     """Whether it is a name or a pattern: transformers takes every entry for a pattern."""
     if not isinstance(entry, str):
         return False
+    if PLAIN.fullmatch(entry):
+        return True
     try:
         re.compile(entry.removeprefix("re:"))
     except re.error:
@@ -82,11 +84,12 @@ def _readable(entry: object) -> bool:
 def _by_engine(
     artifact: Checkpoint, entries: Sequence[str], engines: Engines, block: Mapping[str, Any]
 ) -> Iterator[Failure]:
+    readers = [(engine, read(entries)) for engine, read in engines.items()]
     for module, quantized in modules_of(artifact).items():
         if not quantized and block.get(POSITIVE):
             continue  # what that does not name is not quantised
-        for engine, leaves in engines.items():
-            if leaves(module, entries) == quantized:
+        for engine, leaves in readers:
+            if leaves(module) == quantized:
                 listed = "but is" if quantized else "and is not"
                 state = f"is {'' if quantized else 'not '}quantised, {listed} listed"
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
