@@ -67,7 +67,7 @@ START = "import quant.fp8.cpu, qwen35_convert.api"
 HASH = """
 import sys
 from pathlib import Path
-from qwen35_convert.write.receipt import sha256_file
+from qwen35_convert.write.digests import sha256_file
 for folder in sys.argv[1:]:
     for path in Path(folder).iterdir():
         sha256_file(path)

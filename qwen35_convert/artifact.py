@@ -9,9 +9,7 @@ What fails its own verification gets the name OUT.failed, and OUT stays what it 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from math import prod
@@ -42,8 +40,9 @@ from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Checks, Report, verify
 from qwen35_convert.versions import version
+from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.receipt import Draft, Origin, Proof, describe_files, dump_json
+from qwen35_convert.write.receipt import Draft, Origin, Proof, dump_json
 from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
@@ -117,9 +116,11 @@ def write_artifact(job: Job) -> Conversion:
         source_files = _fill(job, sink, journal)
         for name, tensor in job.plan.computed.items():
             sink.write(name, 0, as_bytes(tensor))
-        report = _verified(job, sink) if job.options.verify else None
-        _check_unchanged(job, digest)
-        receipt = _seal(job, sink, source_files, report)
+        with Digests(job.share.verifiers) as digests:
+            digests.begin(sink.artifact_files().values())
+            report = _verified(job, sink) if job.options.verify else None
+            _check_unchanged(job, digest)
+            receipt = _seal(job, sink, digests, source_files, report)
         done = Conversion(job.out, job.plan, receipt, report)
         if done.failed:
             return replace(done, out=sink.reject())
@@ -143,14 +144,20 @@ def _verified(job: Job, sink: FolderSink) -> Report:
     return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 
 
-def _seal(job: Job, sink: FolderSink, source_files: dict[str, Any], report: Report | None) -> bytes:
+def _seal(
+    job: Job,
+    sink: FolderSink,
+    digests: Digests,
+    source_files: dict[str, Any],
+    report: Report | None,
+) -> bytes:
     """Add the card, hash what was written; add the receipt and return it."""
     proof = Proof(verdict(report), report.schemes) if report else Proof()
     draft = Draft(job.plan, job.origin, source_files, proof, _calibration(job, sink))
     if container_for(job.out).carded:
         sink.add_file(README, _card(job, draft, sink.receipt))
     with writing(job.out, "reading it back", sink.left):
-        output_files = describe_files(sink.artifact_files(), job.share.workers)
+        output_files = digests.describe(sink.artifact_files())
     receipt = dump_json(draft.receipt(output_files))
     sink.add_file(sink.receipt, receipt)
     return receipt
@@ -226,20 +233,18 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
 
     A stream is hashed as it comes, unless it is read in part.
     """
-    source, plan, stop = job.source, job.plan, threading.Event()
+    source, plan, known = job.source, job.plan, job.origin.known
     read = plan.read_files(source)
     near = {source.name_of(path): path for path in read if not source.is_far(path)}
-    with ThreadPoolExecutor(max_workers=1) as hasher, _bar(job, journal) as advance:
-        hashes = hasher.submit(describe_files, near, job.share.workers, job.origin.known, stop)
+    with Digests(job.share.workers) as digests, _bar(job, journal) as advance:
         try:
+            digests.begin(path for name, path in near.items() if name not in known)
             if source.remote is not None and plan.recipe.only is None:
                 source.remote.begin()
             job.execute(plan, source, sink, journal, job.effort(advance))
-            return dict(sorted((_describe_far(job) | hashes.result()).items()))
+            return dict(sorted((_describe_far(job) | digests.describe(near, known)).items()))
         except OSError as error:
             raise FormatError(f"{error.filename} cannot be read: {error.strerror}") from None
-        finally:
-            stop.set()
 
 
 def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[int], object]]:

@@ -28,6 +28,7 @@ from qwen35_convert.errors import FetchError
 from qwen35_convert.failure import Failure
 from qwen35_convert.hub.client import Hub, check_name, is_offline, open_hub
 from qwen35_convert.verification.receipts import changed_files, read_receipt
+from qwen35_convert.write.digests import Digests
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
@@ -99,8 +100,9 @@ def _contents(opened: Checkpoint, workers: int) -> dict[str, Path | bytes]:
     if receipt.verdict is not None and not receipt.verdict.get("passed"):
         raise FormatError(path.name, "says that the model failed its verification", fix=AGAIN)
     places = {name: path.parent / name for name in receipt.output}
-    for name, problem in changed_files(receipt.output, _judged(places), workers):
-        raise FormatError(name, problem, fix=AGAIN)
+    with Digests(workers) as digests:
+        for name, problem in changed_files(receipt.output, _judged(places), digests):
+            raise FormatError(name, problem, fix=AGAIN)
     there = {name: place for name, place in places.items() if place.is_file()}
     card = {} if container.carded else {README: _card(opened, path)}
     return dict(sorted((there | {path.name: path} | card).items()))

@@ -21,7 +21,7 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.text.tokens import DEFAULT, TOKENIZER, text_ids, text_path
 from qwen35_convert.verification.limits import Limits, limits_of
 from qwen35_convert.verification.logits_cache import LogitsCache
-from qwen35_convert.write.receipt import sha256_file
+from qwen35_convert.write.digests import sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor

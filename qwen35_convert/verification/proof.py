@@ -20,8 +20,15 @@ from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
-from qwen35_convert.verification.receipts import Receipt, check_adapter, read_receipt
+from qwen35_convert.verification.receipts import (
+    Receipt,
+    check_adapter,
+    near_places,
+    output_places,
+    read_receipt,
+)
 from qwen35_convert.versions import version
+from qwen35_convert.write.digests import Digests
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +68,7 @@ class Checks:
 class Proof:
     """One artifact on trial, and what the checks have come to.
 
+    digests   of the files that the receipt lists, which are begun first and needed last
     receipt   None: there is none, or none that can be read
     expected  the artifact that its recipe makes of the source; None: not known
     texts     the text that its recipe reads, where it is at hand
@@ -71,6 +79,7 @@ class Proof:
     artifact: Checkpoint
     source: Checkpoint | None
     checks: Checks
+    digests: Digests
     receipt: Receipt | None = None
     expected: Plan | None = None
     failures: list[Failure] = field(default_factory=list)
@@ -83,15 +92,18 @@ class Proof:
     notes: list[str] = field(default_factory=list)
 
     @staticmethod
-    def of(artifact: Checkpoint, source: Checkpoint | None, checks: Checks) -> Proof:
+    def of(
+        artifact: Checkpoint, source: Checkpoint | None, checks: Checks, digests: Digests
+    ) -> Proof:
         """Read the receipt, and expect what it promises; a source of another model is set aside.
 
         RecipeError if it was made with an adapter, and the source is the base model alone.
         """
         other = wrong_source(artifact, source) if source is not None else None
         if other is not None:
-            return Proof(artifact, None, checks, failures=[other])
-        proof = Proof(artifact, source, checks, expected=checks.expected, texts=checks.texts)
+            return Proof(artifact, None, checks, digests, failures=[other])
+        proof = Proof(artifact, source, checks, digests)
+        proof.expected, proof.texts = checks.expected, checks.texts
         if proof.expected is None:
             receipt = read_receipt(artifact)
             if isinstance(receipt, Failure):
@@ -102,9 +114,19 @@ class Proof:
         told = proof.expected or proof.receipt
         if source is not None and told is not None:
             proof.source = source = dressed(source, told.recipe)
+        if proof.receipt is not None:
+            proof._begin_digests(proof.receipt)
         if proof.receipt is not None and source is not None and proof.receipt.names(source):
             proof.failures += proof._expect(proof.receipt, source)
         return proof
+
+    def _begin_digests(self, receipt: Receipt) -> None:
+        if self.checks.effective.name == STRUCTURE:  # which reads no file whole
+            return
+        places = list(output_places(receipt, self.artifact).values())
+        if self.source is not None and receipt.names(self.source):
+            places += near_places(receipt, self.source).values()
+        self.digests.begin(places)
 
     def _expect(self, receipt: Receipt, source: Checkpoint) -> Iterator[Failure]:
         """Make the plan again, if this version is the one that made the artifact."""

@@ -21,7 +21,7 @@ from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, build_recipe
-from qwen35_convert.write.receipt import describe_files
+from qwen35_convert.write.digests import Digests
 
 WEIGHTS = (".safetensors", ".gguf")
 Entry = tuple[int, str]
@@ -127,29 +127,42 @@ def check_adapter(receipt: Receipt | None, source: Checkpoint | None) -> None:
         )
 
 
-def output_failures(receipt: Receipt, artifact: Checkpoint, workers: int) -> Iterator[Failure]:
+def output_places(receipt: Receipt, artifact: Checkpoint) -> dict[str, Path]:
+    """Return the files that the receipt lists by name, but those that may be written anew."""
+    return {n: artifact.folder / n for n in receipt.output if n not in DOCUMENTS}
+
+
+def source_places(receipt: Receipt, source: Checkpoint) -> dict[str, Path]:
+    """Return by name what was read for the artifact, far or near."""
+    paths = {source.name_of(path): path for path in source.read_files()}
+    return paths | {path.name: path for path in receipt.recipe.quantize.files}
+
+
+def near_places(receipt: Receipt, source: Checkpoint) -> dict[str, Path]:
+    """Return those files of the source that the receipt lists and that are on this machine."""
+    paths = source_places(receipt, source)
+    return {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}
+
+
+def output_failures(receipt: Receipt, artifact: Checkpoint, digests: Digests) -> Iterator[Failure]:
     """Yield files that are not those which the receipt lists, and files that it does not list."""
-    places = {n: artifact.folder / n for n in receipt.output if n not in DOCUMENTS}
-    for name, problem in changed_files(receipt.output, places, workers):
+    for name, problem in changed_files(receipt.output, output_places(receipt, artifact), digests):
         yield Failure(name, problem)
     container = container_of(artifact)
     for name in container.unlisted(artifact, {*receipt.output, receipt.path.name}):
         yield Failure(name, "lies beside the artifact, but is not in its receipt")
 
 
-def source_failures(receipt: Receipt, source: Checkpoint, workers: int) -> Iterator[Failure]:
+def source_failures(receipt: Receipt, source: Checkpoint, digests: Digests) -> Iterator[Failure]:
     """Yield files of the source that are not those from which the artifact was made."""
-    paths = {source.name_of(path): path for path in source.read_files()}
-    paths |= {path.name: path for path in receipt.recipe.quantize.files}
-    for name in receipt.source.keys() - paths.keys():
+    for name in receipt.source.keys() - source_places(receipt, source).keys():
         yield Failure(name, "is in the receipt as a file of the source, which has none")
-    near = {n: paths[n] for n in receipt.source if n in paths and not source.is_far(paths[n])}
-    for name, problem in changed_files(receipt.source, near, workers):
+    for name, problem in changed_files(receipt.source, near_places(receipt, source), digests):
         yield Failure("SOURCE", f"was changed after the conversion: {name} {problem}")
 
 
 def changed_files(
-    listed: Mapping[str, Entry], places: Mapping[str, Path], workers: int
+    listed: Mapping[str, Entry], places: Mapping[str, Path], digests: Digests
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, problem) of each file that is not as listed; sizes first, then hashes.
 
@@ -164,6 +177,7 @@ def changed_files(
             yield name, f"has {path.stat().st_size} bytes, the receipt says {size}"
         elif digest:
             whole[name] = path
-    for name, found in describe_files(whole, workers).items():
-        if found["sha256"] != listed[name][1]:
+    digests.begin(whole.values())
+    for name, path in sorted(whole.items()):
+        if digests.of(path) != listed[name][1]:
             yield name, "is not the file that the receipt describes (SHA-256 differs)"

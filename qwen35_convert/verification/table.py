@@ -44,6 +44,7 @@ class Check:
     planted  the test that plants what this check catches
     needs    attributes of the proof that must be there
     lacks    attributes that must not: another check knows better
+    waits    for what is computed beside the other checks: it runs after them
     """
 
     id: str
@@ -52,6 +53,7 @@ class Check:
     run: Callable[[Proof], Iterator[Failure]]
     needs: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    waits: bool = False
     planted: str = "tests/planted/test_planted.py"
 
     def applies(self, proof: Proof) -> bool:
@@ -99,14 +101,14 @@ def _claims(proof: Proof) -> Iterator[Failure]:
 
 def _outputs(proof: Proof) -> Iterator[Failure]:
     assert proof.receipt is not None, "it is needed"
-    yield from output_failures(proof.receipt, proof.artifact, proof.checks.workers)
+    yield from output_failures(proof.receipt, proof.artifact, proof.digests)
 
 
 def _sources(proof: Proof) -> Iterator[Failure]:
     assert proof.receipt is not None, "it is needed"
     assert proof.source is not None, "it is needed"
     if proof.receipt.names(proof.source):
-        yield from source_failures(proof.receipt, proof.source, proof.checks.workers)
+        yield from source_failures(proof.receipt, proof.source, proof.digests)
 
 
 def _defects(proof: Proof) -> Iterator[Failure]:
@@ -227,9 +229,9 @@ CHECKS = (
     Check("claims", "structure", "what a receipt says of files, dropped tensors and verdict that "
           "its recipe does not make", _claims, needs=("receipt", "expected", "source")),
     Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
-          _outputs, needs=("receipt",)),
+          _outputs, needs=("receipt",), waits=True),
     Check("source", "tensors", "a source that is not the one the artifact was made from",
-          _sources, needs=("receipt", "source")),
+          _sources, needs=("receipt", "source"), waits=True),
     Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
           _again, needs=("expected", "source")),
     Check("summary", "tensors", "errors in the receipt that are not those measured again",

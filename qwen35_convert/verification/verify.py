@@ -25,6 +25,7 @@ from qwen35_convert.verification.figures import NOTHING, RoleError, Size, by_rol
 from qwen35_convert.verification.levels import need_source
 from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
+from qwen35_convert.write.digests import Digests
 
 __all__ = ["Checks", "Report", "verify"]
 OPENING = "opening"  # what is wrong before the first check, such as a receipt that is not JSON
@@ -93,12 +94,10 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
     """
     level = checks.effective
     need_source(level, given=source is not None)
-    proof = Proof.of(opened, source, checks)
-    found = {OPENING: list(proof.failures)}
-    for check in CHECKS:
-        if LEVELS.index(check.level) <= LEVELS.index(level.name) and check.applies(proof):
-            found[check.id] = list(dict.fromkeys(check.run(proof)))
-            proof.failures += found[check.id]
+    with Digests(checks.workers) as digests:
+        proof = Proof.of(opened, source, checks, digests)
+        found = {OPENING: list(proof.failures)} | _run_checks(proof)
+    proof.failures = [failure for failures in found.values() for failure in failures]
     return Report(
         level=level.name,
         structure=_structure(opened),
@@ -116,6 +115,15 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         checks=found,
         notes=proof.notes,
     )
+
+
+def _run_checks(proof: Proof) -> dict[str, list[Failure]]:
+    """Return what each check of the level found, in the order of the table."""
+    reached, found = LEVELS.index(proof.checks.effective.name), {}
+    for check in sorted(CHECKS, key=lambda check: check.waits):
+        if LEVELS.index(check.level) <= reached and check.applies(proof):
+            found[check.id] = list(dict.fromkeys(check.run(proof)))
+    return {check.id: found[check.id] for check in CHECKS if check.id in found}
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:

@@ -5,13 +5,9 @@ It holds no time and no path of a machine: the same source and recipe give the s
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 import re
-import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -22,7 +18,6 @@ from qwen35_convert.planning.plan import Plan
 from qwen35_convert.versions import version
 
 RECEIPT = "qwen35-receipt.json"
-HASH_CHUNK = 1 << 20
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -63,46 +58,6 @@ class Proof:
 def receipt_name(out: Path) -> str:
     """Return the name of a GGUF file's receipt, which lies beside it."""
     return f"{out.name}.receipt.json"
-
-
-def sha256_file(path: Path, stop: threading.Event | None = None) -> str:
-    """Return the hex SHA-256 of a file: mapped, so nothing is copied, and given back as it goes.
-
-    When `stop` is set it returns early, with a hash of nothing in particular.
-    """
-    digest, size = hashlib.sha256(), path.stat().st_size
-    if not size:
-        return digest.hexdigest()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for start in range(0, size, HASH_CHUNK):
-            if stop is not None and stop.is_set():
-                break
-            length = min(HASH_CHUNK, size - start)
-            with memoryview(mapped) as view, view[start : start + length] as part:
-                digest.update(part)
-            mapped.madvise(mmap.MADV_DONTNEED, start, length)
-    return digest.hexdigest()
-
-
-def describe_files(
-    paths: Mapping[str, Path],
-    workers: int,
-    known: Mapping[str, str] | None = None,
-    stop: threading.Event | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Return size and SHA-256 of each file by its name; `known` hashes are not computed again."""
-    hashes_known = known or {}
-
-    def one(name: str) -> str:
-        return hashes_known.get(name) or sha256_file(paths[name], stop)
-
-    names = sorted(paths)
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
-        hashes = list(pool.map(one, names))
-    return {
-        name: {"size": paths[name].stat().st_size, "sha256": digest}
-        for name, digest in zip(names, hashes, strict=True)
-    }
 
 
 @dataclass(frozen=True, slots=True)
