@@ -81,10 +81,8 @@ class Error:
     along: float = 0.0
 
     def __iadd__(self, other: Error) -> Error:
-        for each in fields(self):
-            mine, its = getattr(self, each.name), getattr(other, each.name)
-            joined: Callable[[Any, Any], Any] = ADD.get(each.name, add)
-            setattr(self, each.name, joined(mine, its))
+        for name, joined in JOINED:
+            setattr(self, name, joined(getattr(self, name), getattr(other, name)))
         return self
 
     def __add__(self, other: Error) -> Error:
@@ -183,8 +181,9 @@ def _add_reached(a: Reached | None, b: Reached | None) -> Reached | None:
     return Reached(*map(add, a, b)) if a and b else a or b
 
 
-# How a field adds up that is not a sum.
+# How a field adds up that is not a sum; how each does.
 ADD: dict[str, Callable[[Any, Any], Any]] = {"max_abs": _larger, "reached": _add_reached}
+JOINED = tuple((each.name, ADD.get(each.name, add)) for each in fields(Error))
 
 
 def _six_digits(x: float) -> float:

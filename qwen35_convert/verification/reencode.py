@@ -122,7 +122,8 @@ class Again:
                 effort = Effort(1, "cpu", lambda _: None)
                 local.worker = make_worker(self.plan, effort, prepared)
             cost = item.scheme.cost(moved=True)
-            return self.one(item, files, local.worker, cost.write + cost.measure)
+            measured = cost.measure if item.scheme.label is not None else 0
+            return self.one(item, files, local.worker, cost.write + measured)
 
         order = (item for item in self._in_file_order() if item.atom.name not in left_out)
         there = [item for item in order if files.holds(item.outputs)]
