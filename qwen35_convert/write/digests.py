@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHUNK = 1 << 20
+CHUNK = 2 << 20  # what the kernel maps at once anyway
 
 
 class Digests:
