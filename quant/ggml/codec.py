@@ -34,14 +34,20 @@ LOOPS = {
 }  # fmt: skip
 # Where each type's super-block keeps its float16 scales.
 K_QUANTS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-WRITABLE = (*CASTS, *LOOPS, *K_QUANTS)
+I_QUANTS = dict.fromkeys(("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS"), (0,))
+SUPER_BLOCKS = K_QUANTS | I_QUANTS
+WRITABLE = (*CASTS, *LOOPS, *SUPER_BLOCKS)
+# What `outside` bounds: codes of the others are a grid's, which follow from no scale alone.
+BOUNDED = tuple(name for name in WRITABLE if name not in I_QUANTS)
 
-# Beyond float16 scales of every K-quant, and below where a search's sums overflow.
+# Beyond float16 scales of every super-block, and below where a search's sums overflow.
 LARGEST = 2.0**32
 
 # With an importance matrix these are searched, and those are not.
 SEARCHED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
 UNWEIGHTED = frozenset({"Q8_0", "MXFP4", "NVFP4", *CASTS})
+# ggml encodes these with an importance matrix only.
+WEIGHTED_ONLY = frozenset({"IQ2_XXS", "IQ2_XS"})
 
 # Columns that a loop encodes at once: 32 of all others.
 LANES = {"NVFP4": 64}
@@ -102,7 +108,8 @@ def encode(
 
     w_NK     [N, K] bfloat16, float16 or float32 on the CPU
     importance  [K] float32, what an error of each column weighs: an imatrix's mean squares, not
-             negative. ggml uses none for Q8_0, MXFP4, NVFP4 and the plain types
+             negative. ggml uses none for Q8_0, MXFP4, NVFP4 and the plain types; without one the
+             columns of IQ2_XXS and IQ2_XS weigh alike
     out      if given, where the blocks go: uint8 [N, B], contiguous
 
     Raises QuantError for a type that cannot be written, for rows that are not whole blocks, for a
@@ -145,8 +152,8 @@ def decode(name: str, data_NB: Tensor, columns: int) -> Tensor:
         rows, size = block(name)
         loop = getattr(import_module(LOOPS[name]), f"decode_{name.lower()}")
         loop(data.numpy().reshape(-1, size), out.numpy().reshape(-1, rows))
-    elif name in K_QUANTS:
-        _k_quants().decode_rows(name, data.numpy(), out.numpy())
+    elif name in SUPER_BLOCKS:
+        _super_blocks(name).decode_rows(name, data.numpy(), out.numpy())
     else:
         out.copy_(torch.from_numpy(_decode_by_gguf(name, data.numpy())))
     return out
@@ -159,12 +166,12 @@ def outside(
 
     importance  the importance the weight was encoded with: other errors are allowed then
 
-    Raises QuantError for a type that cannot be written: nothing is known of its encoder.
+    Raises QuantError for a type that has no bound.
     """
     from quant.ggml import bounds
 
-    if name not in WRITABLE:
-        raise QuantError(f"{name} has no bound,\n  expected {_writable()}")
+    if name not in BOUNDED:
+        raise QuantError(f"{name} has no bound,\n  expected one of {' '.join(BOUNDED)}")
     assert w_NK.shape == decoded_NK.shape, f"{list(w_NK.shape)} became {list(decoded_NK.shape)}"
     row_bytes(name, w_NK.shape[1])
     weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
@@ -181,9 +188,9 @@ def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: ND
     if name in CASTS:
         cast = getattr(casts, f"cast_{name.lower()}")
         return bool(cast(w, out.view(np.uint32 if name == "F32" else np.uint16)))
-    if name in K_QUANTS:
+    if name in SUPER_BLOCKS:
         below = casts.all_below(w, np.float32(LARGEST))
-        return bool(below) and _encode_k(name, w, importance, out)
+        return bool(below) and _encode_super_blocks(name, w, importance, out)
     blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, LANES.get(name, 32))
     if importance is not None and name in SEARCHED:
         loop = getattr(import_module("quant.ggml.weighted"), f"encode_{name.lower()}")
@@ -195,23 +202,23 @@ def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: ND
     return bool(loop(rows, blocks))
 
 
-def _encode_k(
+def _encode_super_blocks(
     name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]
 ) -> bool:
     """Fill in super-blocks; return False if a scale is infinite."""
     import numpy as np
 
-    _k_quants().encode_rows(
+    _super_blocks(name).encode_rows(
         name, w if w.dtype == np.uint16 else w.view(np.float32), importance, out
     )
     blocks = out.reshape(-1, block(name)[1])
-    halves = (blocks[:, at : at + 2].copy().view(np.float16) for at in K_QUANTS[name])
+    halves = (blocks[:, at : at + 2].copy().view(np.float16) for at in SUPER_BLOCKS[name])
     return all(np.isfinite(half).all() for half in halves)
 
 
-def _k_quants() -> ModuleType:
-    """Return the loops of the K-quants."""
-    return import_module("quant.ggml.k_quants")
+def _super_blocks(name: str) -> ModuleType:
+    """Return the loops of the K-quants or the I-quants."""
+    return import_module(f"quant.ggml.{'i' if name in I_QUANTS else 'k'}_quants")
 
 
 def _decode_by_gguf(name: str, data: NDArray[Any]) -> NDArray[Any]:

@@ -221,6 +221,31 @@ def everywhere(_context, mask):
 
 
 @intrinsic
+def lowest(_context, x):
+    """Return the bits of the least of LANES float32 that are not negative; NaN is above all."""
+
+    def generate(_context, builder, _signature, arguments):
+        kind = ir.FunctionType(ir.IntType(32), [INTS.vector])
+        name = f"llvm.vector.reduce.umin.v{LANES}i32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(function, [builder.bitcast(arguments[0], INTS.vector)])
+
+    return types.uint32(x), generate
+
+
+@intrinsic
+def first(_context, mask):
+    """Return the first lane where the mask is true, LANES if it is nowhere."""
+
+    def generate(_context, builder, _signature, arguments):
+        word = builder.bitcast(arguments[0], ir.IntType(LANES))
+        count = builder.cttz(word, ir.IntType(1)(0))
+        return builder.zext(count, ir.IntType(64))
+
+    return types.uint64(mask), generate
+
+
+@intrinsic
 def root(_context, x):
     """Return square roots."""
 

@@ -232,7 +232,7 @@ def weighted_levels(values, sums, most, out, unit):
     """Fill in levels [B n] int32 of values [B n] weighed by sums [B n], and their unit [B]."""
     num_super = u64(unit.size)
     n = u64(u64(values.size) // num_super)
-    x, v, q = np.empty(16 * W, f32), np.empty(16 * W, f32), np.empty(16 * W, f32)
+    x, v, q = np.empty(32 * W, f32), np.empty(32 * W, f32), np.empty(32 * W, f32)
     for b in range(u64(0), num_super, W):
         for k in range(n):
             store(x, u64(k * W), gather(values, u64(u64(b * n) + k), n))

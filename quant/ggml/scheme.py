@@ -119,10 +119,11 @@ class Ggml(Usual):
             error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
             return error
         flat = w_NK.reshape(-1, columns), decoded.reshape(-1, columns)
-        unknown = weighed and importance is None and self.type not in codec.UNWEIGHTED
-        if not unknown:
+        weighed = (weighed or self.type in codec.WEIGHTED_ONLY) and importance is None
+        unknown = weighed and self.type not in codec.UNWEIGHTED
+        if not unknown and self.type in codec.BOUNDED:
             error.outside = codec.outside(self.type, *flat, importance=importance)
-        searched = unknown or self.type in codec.K_QUANTS or self.type in ("IQ4_NL", "IQ4_XS")
+        searched = unknown or self.type in codec.SUPER_BLOCKS or self.type in ("IQ4_NL", "IQ4_XS")
         if searched and error.count and isfinite(error.sum_sq_error):
             from quant.ggml.judge import Rows, judge_rows
 

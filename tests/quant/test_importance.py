@@ -70,7 +70,7 @@ def test_what_is_positive_stays_as_it_is():
     assert found.floored == 0
 
 
-@pytest.mark.parametrize("kind", [*codec.K_QUANTS, *sorted(codec.SEARCHED), "IQ4_XS", "IQ4_NL"])
+@pytest.mark.parametrize("kind", [*codec.SUPER_BLOCKS, *sorted(codec.SEARCHED), "IQ4_XS", "IQ4_NL"])
 @pytest.mark.parametrize("zeros", [slice(64, 128), slice(None, None, 2), slice(0, 248)])
 def test_no_column_is_erased(kind, zeros):
     """What a text did not move is stored nearly as well as without an imatrix."""
@@ -84,7 +84,9 @@ def test_no_column_is_erased(kind, zeros):
         q = codec.decode(kind, codec.encode(kind, w, importance=importance), 256)
         return float((q - w)[:, zeros].norm() / w[:, zeros].norm())
 
-    assert error(found.values[0]) < 1.5 * error(None)
+    # a point of a grid holds eight columns, of which some matter and some do not
+    most = 1.75 if kind in codec.I_QUANTS else 1.5
+    assert error(found.values[0]) < most * error(None)
 
 
 def test_tensors_without_an_entry_are_left_out_and_entries_without_a_tensor_named():

@@ -16,8 +16,9 @@ from quant.ggml import codec as ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 LOSSY = tuple(name for name in ggml.WRITABLE if name != "F32")
+BOUNDED = tuple(name for name in ggml.BOUNDED if name != "F32")
 SEARCHED = (*ggml.K_QUANTS, "IQ4_NL", "IQ4_XS")
-READ_ONLY = ("IQ1_S", "IQ2_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+READ_ONLY = ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0")
 
 
 def sparse(n, k, draw):
@@ -45,7 +46,7 @@ KINDS = (normal, heavy_tailed, one_outlier, sparse, far_from_zero, uneven_blocks
 
 def stored(name, w, weights=None):
     """Return what a weight is after it was stored; K-quants by ggml itself."""
-    if name not in ggml.K_QUANTS:
+    if name not in ggml.SUPER_BLOCKS:
         return ggml.decode(name, ggml.encode(name, w, importance=weights), w.shape[1])
     qtype = gguf.GGMLQuantizationType[name].value
     table = None if weights is None else weights.numpy()
@@ -62,7 +63,7 @@ def importance(k, draw):
 @settings(deadline=None, max_examples=150)
 @pytest.mark.all
 @given(
-    name=st.sampled_from(LOSSY),
+    name=st.sampled_from(BOUNDED),
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 9),
     k=st.sampled_from([256, 768]),
@@ -77,7 +78,7 @@ def test_nothing_that_was_rounded_is_outside(name, kind, n, k, seed, weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ggml.WRITABLE)
+@pytest.mark.parametrize("name", ggml.BOUNDED)
 def test_rows_or_columns_in_another_order_are_outside(name, weighted):
     draw = torch.Generator().manual_seed(0)
     w = normal(17, 1024, draw)
@@ -88,7 +89,7 @@ def test_rows_or_columns_in_another_order_are_outside(name, weighted):
         assert ggml.outside(name, w, wrong, importance=weights) > w.numel() / 5
 
 
-@pytest.mark.parametrize("name", ggml.WRITABLE)
+@pytest.mark.parametrize("name", ggml.BOUNDED)
 def test_one_wrong_weight_is_outside(name):
     w = normal(3, 512, torch.Generator().manual_seed(0)).bfloat16()
     decoded = stored(name, w)
@@ -178,9 +179,11 @@ def test_values_that_round_to_an_infinity_are_refused():
 
 def test_types_that_cannot_be_written_or_do_not_exist_are_named():
     w = torch.zeros(1, 256)
-    for call in (lambda: ggml.encode("IQ3_S", w), lambda: ggml.outside("IQ3_S", w, w)):
-        with pytest.raises(QuantError, match=r"IQ3_S (cannot be written|has no bound).*\n.* Q4_K "):
+    for call in (lambda: ggml.encode("IQ1_S", w), lambda: ggml.outside("IQ1_S", w, w)):
+        with pytest.raises(QuantError, match=r"IQ1_S (cannot be written|has no bound).*\n.* Q4_K "):
             call()
+    with pytest.raises(QuantError, match="IQ3_S has no bound"):
+        ggml.outside("IQ3_S", w, w)
     with pytest.raises(QuantError, match=r"ggml has no type 'Q9_K'"):
         ggml.encode("Q9_K", w)
     with pytest.raises(QuantError, match=r"Q8_1 cannot be read"):
@@ -235,11 +238,13 @@ def test_rows_are_encoded_by_themselves_and_where_they_are_wanted(name):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ggml.K_QUANTS)
-def test_k_quants_go_to_their_own_loops(name, weighted):
+@pytest.mark.parametrize("name", ggml.SUPER_BLOCKS)
+def test_super_blocks_go_to_their_own_loops(name, weighted):
     w = normal(5, 512, torch.Generator().manual_seed(0)).bfloat16()
     weights = torch.linspace(0.1, 1, 512) if weighted else None
     blocks = ggml.encode(name, w, importance=weights)
+    if name in ggml.WEIGHTED_ONLY and not weighted:
+        weights = torch.ones(512)
     assert torch.equal(ggml.decode(name, blocks, 512), stored(name, w, weights))
 
 

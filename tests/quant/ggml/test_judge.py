@@ -13,6 +13,7 @@ from quant.ggml.scheme import BLOCKS, Ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 SEARCHED = (*codec.K_QUANTS, "IQ4_NL", "IQ4_XS")
+GRIDS = tuple(codec.I_QUANTS)
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 # Where each type keeps its float16 scales.
 SCALES = codec.K_QUANTS | dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q8_0", "Q4_0", "Q5_0"), (0,))
@@ -43,7 +44,7 @@ def faults(name, w, blocks, **options):
 
 
 @pytest.mark.parametrize("kind", [normal, heavy_tailed, one_outlier])
-@pytest.mark.parametrize("name", [*SEARCHED, *LEGACY, "Q8_0"])
+@pytest.mark.parametrize("name", [*SEARCHED, *GRIDS, *LEGACY, "Q8_0"])
 def test_ggmls_own_blocks_pass_with_an_importance_that_is_not_known(name, kind):
     draw = torch.Generator().manual_seed(1)
     w, weights = kind(32, 1024, draw), uneven(1024, draw)
@@ -85,7 +86,23 @@ def test_a_revision_of_one_in_a_thousand_is_named(name, w, weighed):
 
 
 @pytest.mark.parametrize("weighed", [False, True])
-@pytest.mark.parametrize("name", [*SEARCHED, *LEGACY])
+@pytest.mark.parametrize("name", GRIDS)
+def test_signs_of_other_weights_are_named(name, weighed):
+    """Rows in another order, and a bit of one: the second sign of a column's eight is wrong."""
+    draw = torch.Generator().manual_seed(2)
+    w = normal(16, 1024, draw)
+    blocks = by_ggml(name, w, uneven(1024, draw))
+    assert f"64 of 64 {judge.SIGNS}" in faults(name, w, blocks.roll(1, 0), weighed=weighed)
+    damaged = blocks.view(-1, codec.block(name)[1]).clone()
+    # 34 and 74: signs of IQ2_S and IQ3_S; 6, 3 and 66: of the first 32 columns, of 8, of 32
+    at = {"IQ2_S": 34, "IQ3_S": 74, "IQ2_XXS": 6, "IQ2_XS": 3, "IQ3_XXS": 66}[name]
+    damaged[5, at] ^= 0x06
+    named = faults(name, w, damaged.view(16, -1), weighed=weighed)
+    assert f"1 of 64 {judge.SIGNS}" in named
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+@pytest.mark.parametrize("name", [*SEARCHED, *GRIDS, *LEGACY])
 def test_a_row_of_zero_blocks_is_named(name, w, weighed):
     blocks = by_ggml(name, w)
     blocks[5] = 0
@@ -117,9 +134,8 @@ def test_a_bias_is_named(w):
 
 
 def test_types_without_an_encoder_of_ours_are_not_bounded(w):
-    qtype = gguf.GGMLQuantizationType.IQ3_S.value
+    qtype = gguf.GGMLQuantizationType.IQ1_M.value
     blocks = torch.from_numpy(libgguf.quantize_rows(w.numpy(), qtype))
-    assert not Ggml("IQ3_S").bounded
-    assert faults("IQ3_S", w, blocks) == []
-    assert faults("IQ3_S", w, blocks.roll(1, 0)) != []
+    assert not Ggml("IQ1_M").bounded
+    assert faults("IQ1_M", w, blocks.roll(1, 0)) != []
     assert Ggml("Q4_K").bounded
