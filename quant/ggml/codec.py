@@ -46,8 +46,9 @@ LARGEST = 2.0**32
 # With an importance matrix these are searched, and those are not.
 SEARCHED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
 UNWEIGHTED = frozenset({"Q8_0", "MXFP4", "NVFP4", *CASTS})
-# ggml encodes these with an importance matrix only.
+# ggml encodes these with an importance matrix only, and llama-quantize refuses those without.
 WEIGHTED_ONLY = frozenset({"IQ2_XXS", "IQ2_XS"})
+POOR_UNWEIGHTED = WEIGHTED_ONLY | {"IQ2_S", "IQ3_XXS"}
 
 # Columns that a loop encodes at once: 32 of all others.
 LANES = {"NVFP4": 64}

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quant.ggml import codec
-from quant.mix import llama_cpp
 from quant.mix.choose import FILE_TYPES, choose
+from quant.mix.llama_cpp_table import DEFAULTS
+from quant.mix.ours import LADDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from quant.mix.tensors import Facts, MixTensor
 
 # The type that a file type begins with, by its number in llama.h.
-MAIN_TYPES = {FILE_TYPES[mix]: type_ for mix, type_ in llama_cpp.DEFAULTS.items()} | {
-    0: "F32", 1: "F16", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K", 22: "IQ3_S", 23: "IQ3_XXS",
-    24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_S", 28: "IQ2_XS", 29: "IQ2_S", 31: "IQ1_M", 32: "BF16",
-    36: "TQ1_0", 37: "TQ2_0", 40: "Q1_0",
+MAIN_TYPES = {FILE_TYPES[mix]: type_ for mix, type_ in DEFAULTS.items()} | {
+    0: "F32", 1: "F16", 24: "IQ1_S", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 40: "Q1_0",
 }  # fmt: skip
 # Set beside a number that was guessed from the tensors.
 GUESSED = 1024
@@ -37,7 +36,7 @@ def exact_mixes(
     types: Mapping[str, str], tensors: Sequence[MixTensor], facts: Facts
 ) -> dict[str, int]:
     """Return the mixes, with their file types, that give every tensor the type it has."""
-    named = {mix: number for mix, number in FILE_TYPES.items() if _may_be(number, types, tensors)}
+    named = {mix: number for mix, number in FILE_TYPES.items() if _may_be(mix, types, tensors)}
     return {
         mix: number
         for mix, number in named.items()
@@ -45,11 +44,11 @@ def exact_mixes(
     }
 
 
-def _may_be(number: int, types: Mapping[str, str], tensors: Sequence[MixTensor]) -> bool:
-    """Whether a tensor has the mix's own type, as far as its rows are whole blocks; or Q8_0."""
-    main, stored = MAIN_TYPES[number], set(types.values())
-    own = {codec.fallback(main, tensor.shape[-1]) for tensor in tensors}
-    return not own.isdisjoint(stored) or (main == "MXFP4" and "Q8_0" in stored)
+def _may_be(mix: str, types: Mapping[str, str], tensors: Sequence[MixTensor]) -> bool:
+    """Whether a tensor has the mix's own type or our next one, as far as its rows fit them."""
+    own = {MAIN_TYPES[FILE_TYPES[mix]], *LADDERS.get(mix, ())[:2]}
+    fitting = {codec.fallback(type_, tensor.shape[-1]) for tensor in tensors for type_ in own}
+    return not fitting.isdisjoint(types.values())
 
 
 def _choices(mix: str, tensors: Sequence[MixTensor], facts: Facts) -> Iterator[dict[str, str]]:

@@ -13,7 +13,8 @@ weight's type, so BF16 would not do. The MTP head's entry is Q8_0, and the rest 
 treated as one more layer.
 
 Source: KL on two small trained models of the family, one kind of tensor in Q4_K at a time, and one
-layer at a time; rounded, and of a whole mix then measured against llama.cpp's.
+layer at a time; rounded, and of a whole mix then measured against llama.cpp's. Errors of IQ3 and
+IQ2 are those of all linears of the dense one, with an importance matrix.
 Traps: what was set by judgement is attention, doubled because those texts are short; the embedding
 beside experts, where one rerouted token swamps the measure; ffn_down beside experts, whose rows
 were too short for Q4_K; the error of Q2_K and Q4_1. That a deeper model spreads the same loss of a
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from quant.ggml import codec
 from quant.mix import llama_cpp
+from quant.mix.llama_cpp_table import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,13 +38,17 @@ if TYPE_CHECKING:
 
 BUDGET = 1.02
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+I_TYPES = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", *K_TYPES[3:])
 # Of each mix the types a tensor may have, its own first.
 LADDERS = {
-    "q2_k": K_TYPES, "q3_k_s": K_TYPES[1:], "q3_k_m": K_TYPES[1:], "q3_k_l": K_TYPES[1:],
+    "q2_k": K_TYPES, "q2_k_s": K_TYPES,
+    "q3_k_s": K_TYPES[1:], "q3_k_m": K_TYPES[1:], "q3_k_l": K_TYPES[1:],
     "q4_k_s": K_TYPES[2:], "q4_k_m": K_TYPES[2:], "q5_k_s": K_TYPES[3:], "q5_k_m": K_TYPES[3:],
     "q6_k": K_TYPES[4:], "q8_0": ("Q8_0",), "mxfp4_moe": ("Q8_0",),
     "q4_0": ("Q4_0", *K_TYPES[3:]), "q4_1": ("Q4_1", *K_TYPES[3:]),
     "q5_0": ("Q5_0", *K_TYPES[4:]), "q5_1": ("Q5_1", *K_TYPES[4:]),
+    "iq2_xxs": I_TYPES, "iq2_xs": I_TYPES[1:], "iq2_s": I_TYPES[1:], "iq2_m": I_TYPES[2:],
+    "iq3_xxs": I_TYPES[3:], "iq3_xs": I_TYPES[3:], "iq3_s": I_TYPES[4:], "iq3_m": I_TYPES[4:],
     "iq4_nl": ("IQ4_NL", *K_TYPES[3:]), "iq4_xs": ("IQ4_XS", *K_TYPES[2:]),
 }  # fmt: skip
 EXPERTS = frozenset({"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"})
@@ -51,7 +57,8 @@ MXFP4_LADDERS = {True: ("MXFP4", *K_TYPES[2:]), False: ("MXFP4",)}
 
 # KL against that of the same tensors in Q4_K.
 ERROR = {
-    "Q2_K": 25.0, "Q3_K": 4.7, "MXFP4": 2.6, "Q4_0": 1.5, "IQ4_XS": 1.19, "IQ4_NL": 1.15,
+    "IQ2_XXS": 28.0, "IQ2_XS": 21.0, "Q2_K": 25.0, "IQ2_S": 14.0, "IQ3_XXS": 6.9, "Q3_K": 4.7,
+    "IQ3_S": 3.8, "MXFP4": 2.6, "Q4_0": 1.5, "IQ4_XS": 1.19, "IQ4_NL": 1.15,
     "Q4_1": 1.1, "Q4_K": 1.0, "Q5_0": 0.36, "Q5_1": 0.28, "Q5_K": 0.26, "Q6_K": 0.064,
     "Q8_0": 0.0057, "F16": 0.0,
 }  # fmt: skip
@@ -91,7 +98,7 @@ def pick(
     free     those that no rule decides and that are not always F32
     """
     theirs = llama_cpp.pick(mix, tensors, facts, free)
-    if mix in llama_cpp.PLAIN:
+    if mix in PLAIN:
         return theirs
     budget = BUDGET * sum(_nbytes(tensor, theirs[tensor.name][0]) for tensor in free)
     fixed = {
@@ -122,11 +129,19 @@ def _groups(
         parted.setdefault((tensor.kind, first), []).append(tensor)
     for (kind, first), members in parted.items():
         columns = members[0].shape[-1]
-        ladder = MXFP4_LADDERS[first] if mix == "mxfp4_moe" and kind in EXPERTS else LADDERS[mix]
-        types = tuple(dict.fromkeys(codec.fallback(type_, columns) for type_ in ladder))
+        types = tuple(dict.fromkeys(codec.fallback(t, columns) for t in _ladder(mix, kind, first)))
         nbytes = [sum(_nbytes(member, type_) for member in members) for type_ in types]
         weight = len(members) * _sensitivity(kind, facts, first=first) / max(1, counts.get(kind, 0))
         yield _Group(members, types, nbytes, weight)
+
+
+def _ladder(mix: str, kind: str, first: bool) -> tuple[str, ...]:  # noqa: FBT001 - private
+    """Return the types that a kind may have; no importance is known of an embedding."""
+    if mix == "mxfp4_moe" and kind in EXPERTS:
+        return MXFP4_LADDERS[first]
+    if kind == "token_embd":
+        return tuple("Q2_K" if t in codec.POOR_UNWEIGHTED else t for t in LADDERS[mix])
+    return LADDERS[mix]
 
 
 def _sensitivity(kind: str, facts: Facts, *, first: bool) -> float:

@@ -55,6 +55,8 @@ LIMITS = {
     "mxfp4": LOOSEST,
     "q3_k": LOOSEST,
     "q2_k": LOOSEST,
+    # all linears of the dense one with an importance matrix: 0.073 to 0.7
+    **dict.fromkeys(("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs"), LOOSEST),
 }
 # what keys and values in FP8 add, on the two small models and two texts
 FP8_CACHE = FACTOR * 0.0022

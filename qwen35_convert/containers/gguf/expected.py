@@ -32,7 +32,7 @@ from quant.stored import scheme_of
 from qwen35_convert.card.front_matter import read_front_matter, words
 from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
-from qwen35_convert.containers.gguf.importance import read_importance
+from qwen35_convert.containers.gguf.importance import check_needed, read_importance
 from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
 from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
@@ -61,6 +61,8 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     infos = [part.info for stored in parts_of.values() for part in stored]
     items = tuple(_items(tensors, parts_of, chosen))
     importance = read_importance(recipe, tensors, shapes)
+    types = {name: choice.type for name, choice in chosen.items()}
+    check_needed(recipe, importance.known, tensors, types)
     pairs, tokenizer_notes = _metadata(source, recipe, infos)
     pairs += importance.pairs
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)

@@ -8,7 +8,7 @@ MTP blocks are often lacking.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ from formats.family.roles import ROLES
 from formats.gguf.file import Kv
 from formats.gguf.imatrix import ImatrixFile, read_imatrix
 from quant.errors import QuantError
+from quant.ggml.codec import POOR_UNWEIGHTED
 from quant.importance import FLOOR, Columns, importances, unused
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -29,10 +31,8 @@ if TYPE_CHECKING:
 
 USED = "quantize.imatrix.file"
 MAX_NAMED = 8
-FIX = (
-    "make one of this model, `qwen35 imatrix SOURCE --text FILE -o imatrix.gguf`, "
-    "or leave quantize.imatrix out"
-)
+MADE = "make one of this model, `qwen35 imatrix SOURCE --text FILE -o imatrix.gguf`"
+FIX = f"{MADE}, or leave quantize.imatrix out"
 
 Tensors = Mapping[str, "Sequence[Entry]"]
 
@@ -42,11 +42,13 @@ class Importance:
     """What an imatrix says of the atoms of a plan.
 
     weights  by atom, float32 [K]
+    known    tensors that it has an entry of
     pairs    what the GGUF file says of it
     notes    what it lacks, what it knows nothing of, and what it has too much
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
+    known: Collection[str] = ()
     pairs: tuple[Kv, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -73,7 +75,33 @@ def read_importance(recipe: Recipe, tensors: Tensors, shapes: Mapping[str, Shape
         if (part.index or 0) not in known.blank
     }
     notes = (f"{path.name}: {note}" for note in _notes(file, tensors, columns))
-    return Importance(weights, _pairs(path, file), tuple(notes))
+    return Importance(weights, columns.keys(), _pairs(path, file), tuple(notes))
+
+
+def check_needed(
+    recipe: Recipe, known: Collection[str], tensors: Tensors, types: Mapping[str, str]
+) -> None:
+    """Refuse types that are poor without an importance for tensors of which none is known.
+
+    As llama-quantize does; the embedding and the head may have any type there too. RecipeError.
+    """
+    poor = [
+        name
+        for name, parts in tensors.items()
+        if types[name] in POOR_UNWEIGHTED
+        and name not in known
+        and not ROLES[parts[0].atom.role].vocabulary
+    ]
+    if not poor:
+        return
+    kinds = " ".join(sorted({types[name].lower() for name in poor}))
+    if recipe.quantize.imatrix is None:
+        subject, got = "quantize.imatrix", f"is not given, and {len(poor)} tensors get {kinds}"
+    else:
+        subject = f"quantize.imatrix: {Path(recipe.quantize.imatrix).name}"
+        got = f"knows nothing of {len(poor)} tensors that get {kinds}: {_listed(poor)}"
+    expected = "an importance matrix, without which two and three bits lose much of a model"
+    raise RecipeError(subject, got, expected, f"{MADE}, or give them other types by rules")
 
 
 def _check_model(file: ImatrixFile, tensors: Tensors) -> None:

@@ -22,6 +22,7 @@ from formats.gguf.names import gguf_name, ops_to_gguf
 from quant.errors import QuantError
 from quant.ggml import codec as ggml
 from quant.mix.choose import FILE_TYPES, Choice, choose
+from quant.mix.llama_cpp_table import DEFAULTS
 from quant.mix.tensors import Facts, MixTensor
 from quant.policy import PolicyRule
 
@@ -159,8 +160,9 @@ def test_plain_mixes_are_the_same_in_both(mix):
 def test_ours_keeps_what_the_delta_rule_compounds_and_gives_nothing_less_than_the_mix(name, mix):
     tensors, facts = case(name)
     chosen = types(choose(mix, tensors, facts))
-    size = {t: ggml.row_bytes(t, 5120 * 8) for t in (*ggml.LOOPS, *ggml.K_QUANTS, "F32", "F16")}
-    base = {"mxfp4_moe": "MXFP4"}.get(mix, "_".join(mix.split("_")[:2]).upper())
+    size = {t: ggml.row_bytes(t, 5120 * 8) for t in (*ggml.LOOPS, *ggml.SUPER_BLOCKS, "F32", "F16")}
+    # llama.cpp's iq3_xs is named IQ3_S by default, and is IQ3_XXS in the middle
+    base = "IQ3_XXS" if mix == "iq3_xs" else DEFAULTS[mix]
     for tensor in tensors:
         if ROLES[tensor.role].gguf_f32 or tensor.kind in {"ssm_alpha", "ssm_beta"}:
             assert chosen[tensor.name] == "F32", tensor.name

@@ -237,6 +237,53 @@ def test_what_is_no_imatrix_is_refused(tmp_path):
         api.plan(NANO, recipe(tmp_path / "text.gguf"), out=tmp_path / "m.gguf")
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model whose rows are whole super-blocks."""
+    config = hub_config(
+        hidden_size=256, intermediate_size=256, linear_value_head_dim=64, vocab_size=2048
+    )
+    source = write_checkpoint(tmp_path_factory.mktemp("wide"), config, make_weights(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, source / name)
+    return source
+
+
+def low(mix, imatrix=None, *rules):
+    quantize = {"scheme": mix, "mix": "llama.cpp", "imatrix": imatrix and str(imatrix)}
+    rows = [{"match": match, "scheme": scheme} for match, scheme in rules]
+    return build_recipe({"quantize": quantize | {"rules": rows}, "export": {"format": "gguf"}})
+
+
+@pytest.mark.parametrize("mix", ["iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs"])
+def test_two_and_three_bits_without_an_imatrix_are_refused(wide, mix):
+    with pytest.raises(RecipeError, match=r"quantize.imatrix is not given, and \d+ tensors") as no:
+        api.plan(wide, low(mix), "m.gguf")
+    assert no.value.exit_code == 2
+    assert "qwen35 imatrix SOURCE" in str(no.value)
+
+
+@pytest.mark.parametrize("mix", ["iq3_s", "iq3_m", "q2_k_s"])
+def test_some_need_none(wide, mix):
+    api.plan(wide, low(mix), "m.gguf")
+
+
+def test_an_imatrix_that_lacks_what_has_two_bits_is_refused_by_name(wide, tmp_path):
+    whole = tmp_path / "whole.gguf"
+    api.imatrix(wide, whole, text=str(NANO / "merges.txt"), chunks=1)
+    api.plan(wide, low("iq2_xs", whole), "m.gguf")
+
+    def drop(tensors):
+        for part in ("in_sum2", "counts"):
+            del tensors[f"blk.1.ffn_up.weight.{part}"]
+
+    part = copied(tmp_path / "part.gguf", whole, drop)
+    with pytest.raises(RecipeError, match=r"part.gguf knows nothing of 1 tensors .* iq2_xs: "):
+        api.plan(wide, low("iq2_xs", part), "m.gguf")
+    api.plan(wide, low("iq2_xs", part, ("layers.1.mlp.up_proj", "q4_k")), "m.gguf")
+    api.plan(wide, low("q4_k_m", part), "m.gguf")
+
+
 def test_a_file_that_is_there_and_a_text_that_is_not_are_refused(file, tmp_path):
     before = file.read_bytes()
     with pytest.raises(OutputError, match="exists"):
