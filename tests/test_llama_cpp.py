@@ -10,6 +10,8 @@ bits per value for the block types.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,11 @@ FLOAT32 = 5e-5
 # RMS of the difference over RMS of our logits; a swapped, shifted or lost tensor makes it near 1
 ROUNDED = {"bf16": 0.03, "q8_0": 0.2, "q4_k_m": 0.2}
 COUNT = 120
+LOW = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs")
+LINEARS = {
+    "dense": ("layers.*.mlp.*_proj", "layers.*.self_attn.?_proj", "layers.*.linear_attn.*_qkv"),
+    "moe": ("layers.*.mlp.experts.*", "layers.*.linear_attn.*_qkv"),
+}
 # rows of whole K blocks where columns are H, and of none where they are heads of the delta rule
 SIZES = {
     "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
@@ -140,6 +147,35 @@ def test_it_predicts_what_we_predict_from_the_same_file(converted, ids, mix, mtp
         found = torch.from_numpy(theirs.logits(ids))
         assert mtp == "drop" or np.isfinite(theirs.drafts(ids)).all()
     assert (found - ours).norm() < ROUNDED[mix] * ours.norm()
+
+
+@pytest.fixture(scope="module")
+def imatrix(tmp_path_factory) -> Callable[[Path], Path]:
+    """Return an importance matrix of a source."""
+
+    @cache
+    def make(source: Path) -> Path:
+        out = tmp_path_factory.mktemp("imatrix") / "imatrix.gguf"
+        api.imatrix(source, out, chunks=1)
+        return out
+
+    return make
+
+
+@pytest.mark.parametrize("kind", LOW)
+def test_it_predicts_what_we_predict_from_two_and_three_bits(source, imatrix, ids, kind, tmp_path):
+    if source == NANO:
+        pytest.skip("its rows are no whole super-blocks")
+    rules = [{"match": match, "scheme": kind} for match in LINEARS[source.name]]
+    quantize = {"scheme": "q8_0", "imatrix": str(imatrix(source)), "rules": rules}
+    recipe = build_recipe({"quantize": quantize, "export": {"format": "gguf"}})
+    done = api.convert(source, tmp_path / "m.gguf", recipe)
+    assert done.report.passed, done.report.failures
+    assert {t.dtype for t in open_checkpoint(tmp_path / "m.gguf").infos().values()} > {kind.upper()}
+    ours = full(load(tmp_path / "m.gguf"), ids)
+    with LlamaCpp(tmp_path / "m.gguf", COUNT) as theirs:
+        found = torch.from_numpy(theirs.logits(ids))
+    assert (found - ours).norm() < ROUNDED["q4_k_m"] * ours.norm()
 
 
 # composed (NFC): unlike the tokenizer of the hub, llama.cpp does not normalise
