@@ -19,14 +19,23 @@ GGML = {
     "Q5_K": in_bases("wide-q5_k_m"),
     "Q4_K": in_bases("wide-q4_k_m", "moe-q4_k_m"),
     "IQ4_XS": in_bases("wide-iq4_xs"),
+    "IQ3_S": in_bases("wide-iq3_s"),
     "MXFP4": in_bases("moe-mxfp4_moe"),
 }
 # Where a block has its float16 scales, and one byte of scales and of codes.
-SUPER = {"Q8_0": 0, "Q6_K": 208, "Q5_K": 0, "Q4_K": 0, "IQ4_XS": 0}
+SUPER = {"Q8_0": 0, "Q6_K": 208, "Q5_K": 0, "Q4_K": 0, "IQ4_XS": 0, "IQ3_S": 0}
 MINIMUM = {"Q5_K": 2, "Q4_K": 2}
-SUB = {"Q6_K": 192, "Q5_K": 4, "Q4_K": 4, "IQ4_XS": 4}
-CODES = {"Q8_0": 2, "Q6_K": 0, "Q5_K": 48, "Q4_K": 16, "IQ4_XS": 8, "MXFP4": 1}
-SIZES = {"Q8_0": 34, "Q6_K": 210, "Q5_K": 176, "Q4_K": 144, "IQ4_XS": 136, "MXFP4": 17}
+SUB = {"Q6_K": 192, "Q5_K": 4, "Q4_K": 4, "IQ4_XS": 4, "IQ3_S": 106}
+SIGNS = {"IQ3_S": 74}
+CODES = {"Q8_0": 2, "Q6_K": 0, "Q5_K": 48, "Q4_K": 16, "IQ4_XS": 8, "MXFP4": 1, "IQ3_S": 2}
+SIZES = {
+    "Q8_0": 34, "Q6_K": 210, "Q5_K": 176, "Q4_K": 144, "IQ4_XS": 136, "MXFP4": 17, "IQ3_S": 110,
+}  # fmt: skip
+# Points of a grid are no codes of their own: one more or less is as good, and so is a scale.
+OF_A_GRID = frozenset({
+    "a-code-by-one", "a-code-turned", "a-high-code-turned", "scale-three-per-cent-more",
+    "sub-scale-by-many-steps",
+})  # fmt: skip
 
 
 def cases() -> Iterator[Fault]:
@@ -98,6 +107,14 @@ def _codes_of_the_neighbour(codes: int) -> Change:
 
 def _changes(kind: str) -> dict[str, Change]:
     """Return changes of one type's blocks that no encoder would make."""
+    found = _all_changes(kind)
+    if kind in SIGNS:
+        found["a-sign-turned"] = bits(SIGNS[kind] + 5, 0x10)
+        return {name: change for name, change in found.items() if name not in OF_A_GRID}
+    return found
+
+
+def _all_changes(kind: str) -> dict[str, Change]:
     codes = CODES[kind]
     found: dict[str, Change] = {
         "a-code-by-one": step(codes + 4, 1),
@@ -122,6 +139,8 @@ def _changes(kind: str) -> dict[str, Change]:
 def _right_changes(kind: str) -> dict[str, Change]:
     """Return changes that another encoder might have made, but not ours."""
     found: dict[str, Change] = {}
+    if kind in SIGNS:
+        found |= {n: change for n, change in _all_changes(kind).items() if n in OF_A_GRID}
     if kind in SUPER:
         found["scale-by-an-ulp"] = step(SUPER[kind], 1)
     if kind in SUB:

@@ -36,6 +36,7 @@ UNTIED = in_bases(
     "wide-q6_k",
     "wide-q4_k_m",
     "wide-iq4_xs",
+    "wide-iq3_s",
     "moe-mxfp4_moe",
     "moe-q8_0",
 )

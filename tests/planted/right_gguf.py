@@ -37,6 +37,7 @@ def makers() -> Iterator[tuple[str, str, Make]]:
         yield "llama.cpp", f"converter {mix}", partial(_convert, mix=mix, mtp="keep")
     yield "llama.cpp", "converter without mtp", partial(_convert, mix="q8_0", mtp="drop")
     yield "llama.cpp", "imatrix", partial(_quantise, model="wide", mix="q4_k_m", weighed=True)
+    yield "llama.cpp", "imatrix iq3", partial(_quantise, model="wide", mix="iq3_s", weighed=True)
     yield "llama.cpp", "split", _split
 
 
@@ -46,7 +47,7 @@ def _others(artifact: Artifact, change: Change) -> None:
 
 
 QUANTISED = {
-    "wide": ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "q4_0", "q5_0"),
+    "wide": ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "iq3_s", "q4_0", "q5_0"),
     "moe": ("q8_0", "q4_k_m", "mxfp4_moe", "q6_k"),
     "nano": ("q8_0", "q4_k_m"),
 }
