@@ -147,12 +147,13 @@ def _cell(one: RoleError, heat: Heat, column: int, row: int) -> Node:
 
 
 def _numbers(heat: Heat) -> Node:
-    """Return the first and the last layer, and some between, below the map."""
+    """Return the first layer and some others below the map, and which column is the MTP head."""
     layers = [place for place in heat.columns if isinstance(place, int)]
     step = next(s for s in (1, 2, 4, 8, 16, max(17, len(layers))) if len(layers) / s <= 8)
     foot, group = _height(heat) - 5, element("g", class_="axis")
     for column, place in enumerate(heat.columns):
-        if isinstance(place, int) and place % step == 0:
+        if place == "mtp" or (isinstance(place, int) and place % step == 0):
             middle = (_left(heat, column) + _left(heat, column + 1)) / 2
-            add(group, [element("text", str(place), x=middle, y=foot, text_anchor="middle")])
+            x, anchor = (WIDTH - 4, "end") if place == "mtp" else (middle, "middle")
+            add(group, [element("text", str(place), x=x, y=foot, text_anchor=anchor)])
     return group
