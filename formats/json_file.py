@@ -29,7 +29,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise FormatError(f"key {twice!r} stands twice")
+        raise FormatError(f"key {twice!r} is duplicated")
     return values
 
 

@@ -41,7 +41,7 @@ def check_leads(path: Path) -> None:
     again = f"fetch it again: hf download {hub[0]} {path.name} --revision {hub[1]}" if hub else ""
     raise FormatError(
         path.name,
-        f"is a link to {path.readlink()}, which is not there",
+        f"is a link to {path.readlink()}, which does not exist",
         "a file" + (": its download was not finished, or the cache was emptied" if hub else ""),
         again or "copy the file here",
     )

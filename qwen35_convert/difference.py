@@ -85,7 +85,7 @@ def of_file(name: str, got: bytes, expected: bytes) -> Iterator[str]:
         except ValueError:
             yield "is not JSON"
             return
-        yield from first(iter(fields or ["is written otherwise: its fields are equal"]))
+        yield from first(iter(fields or ["is formatted differently; its fields are equal"]))
         return
     yield _of_texts(got, expected)
 

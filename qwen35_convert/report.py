@@ -167,8 +167,8 @@ def _proof_text(told: dict[str, Any]) -> str:
 def _cache_text(told: dict[str, Any]) -> str:
     """Say how the scales of an FP8 cache were proven."""
     if told["proof"] == "again":
-        return f"{told['scales']} scales, those that the text gives"
-    return f"{told['scales']} scales, held to what the weights allow: {told['why']}"
+        return f"{told['scales']} scales, equal to those measured on the text"
+    return f"{told['scales']} scales, checked against what the weights allow: {told['why']}"
 
 
 def _print_logits(logits: dict[str, Any]) -> None:

@@ -165,7 +165,7 @@ def imatrix(tmp_path_factory) -> Callable[[Path], Path]:
 @pytest.mark.parametrize("kind", LOW)
 def test_it_predicts_what_we_predict_from_two_and_three_bits(source, imatrix, ids, kind, tmp_path):
     if source == NANO:
-        pytest.skip("its rows are no whole super-blocks")
+        pytest.skip("its rows are not whole super-blocks")
     rules = [{"match": match, "scheme": kind} for match in LINEARS[source.name]]
     quantize = {"scheme": "q8_0", "imatrix": str(imatrix(source)), "rules": rules}
     recipe = build_recipe({"quantize": quantize, "export": {"format": "gguf"}})

@@ -101,7 +101,7 @@ class Modules:
                 yield from self._module(module, depth, group)
             else:
                 first, names = next(iter(group.values())), " and ".join(sorted(group))
-                problem = f"is not whole: of lora_A and lora_B there is {names} alone"
+                problem = f"is incomplete: of lora_A and lora_B there is {names} alone"
                 self.problems.append(Problem(first.stored, problem, SAVE, cause="half"))
 
     def _whole(self, part: Part) -> Iterator[Trained]:

@@ -58,7 +58,7 @@ class Part:
 def parse_part(stored: str) -> Part | Problem:
     """Return what a tensor of an adapter is, by its name, or why it is none."""
     if not stored.startswith(PREFIX):
-        return Problem(stored, f"is no tensor of PEFT's: it does not begin with {PREFIX}", SAVE)
+        return Problem(stored, f"is not a tensor of PEFT: it does not begin with {PREFIX}", SAVE)
     segments = stored.removeprefix(PREFIX).split(".")
     for ending, kind in ENDINGS.items():
         if tuple(segments[-len(ending) :]) == ending:

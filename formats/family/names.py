@@ -243,7 +243,7 @@ def strip_strangers(names: Mapping[str, str]) -> tuple[dict[str, str], list[Prob
 def _stranger(prefix: str, first: str, count: int) -> Problem:
     return Problem(
         first,
-        f"stands under {prefix[:-1]!r}, as {count} tensors do, which is no namespace that is known",
+        f"is under {prefix[:-1]!r}, as {count} tensors do, which is no namespace that is known",
         f"if it is the model, save its tensors again without {prefix!r}: "
         f"{{name.split({prefix!r}, 1)[-1]: w for name, w in load_file(FILE).items()}}",
     )

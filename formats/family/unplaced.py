@@ -19,7 +19,7 @@ def why_unplaced(hub: str, config: Config) -> str:
     if key in COPIES:
         return f"is not a copy of {COPIES[key][0]}, which the family's MTP head shares"
     if key not in RULES:
-        return "is no tensor of the Qwen3.5 family"
+        return "is not a tensor of the Qwen3.5 family"
     reason = (
         _of_vision(key, numbers, config)
         or _wrong_layer(key, numbers, config)

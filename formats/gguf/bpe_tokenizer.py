@@ -30,7 +30,7 @@ PLAIN_MODEL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("ignore_merges", (None, False)),
 )
 SPACE = chr(ord(" ") + 256)  # as byte-level text has it
-# What an added token may ask of the text around it, which no GGUF file can say: llama.cpp's
+# What an added token may ask of the text around it, which GGUF cannot express: llama.cpp's
 # converter leaves it out, and llama.cpp cuts the token out wherever it stands.
 NEIGHBOURS = {
     "lstrip": "the white space before it",
@@ -126,7 +126,7 @@ def _model(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if model.get(field) not in plain:
             fail(
                 f"model.{field} is {model[field]!r}, expected {plain[-1]!r}: "
-                "llama.cpp would tokenise otherwise"
+                "llama.cpp would tokenise differently"
             )
     return model
 

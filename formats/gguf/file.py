@@ -101,7 +101,7 @@ def _place(file: str, head: Head, alignment: int, size: int) -> dict[str, tuple[
         if stop > size:
             raise FormatError(
                 f"{file}: {info.name} ends at byte {stop}, expected at most {size}, the file's end",
-                fix=f"the file is cut: {DOWNLOAD}",
+                fix=f"the file is truncated: {DOWNLOAD}",
             )
         ranges[info.name] = (start, stop)
         position, before = _padded(stop, alignment), info.name

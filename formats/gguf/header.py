@@ -131,7 +131,7 @@ class Cursor:
         return NAMES[number]
 
     def pair(self, key: str) -> Kv | Span:
-        """Return what stands under a key."""
+        """Return what is under a key."""
         kind = self.kind(key)
         if kind == "array":
             return self._span(key)
@@ -233,7 +233,7 @@ def parse_header(file: str, view: memoryview) -> Head:
     for i in range(pairs):
         key = cursor.name(f"key {i}", MAX_KEY)
         if key in entries:
-            cursor.fail(key, "stands twice, expected once")
+            cursor.fail(key, "is duplicated, expected once")
         entries[key] = cursor.pair(key)
     infos, offsets = _read_tensors(cursor, tensors)
     kv = Metadata(file, bytes(view[: cursor.position]), entries)
@@ -263,7 +263,7 @@ def _read_tensors(cursor: Cursor, count: int) -> tuple[dict[str, TensorInfo], li
     for i in range(count):
         name = cursor.name(f"tensor {i}", MAX_NAME)
         if name in infos:
-            cursor.fail(name, "stands twice, expected once")
+            cursor.fail(name, "is duplicated, expected once")
         shape = _shape(cursor, name)
         number = cursor.integer("uint32", name)
         if number not in types:

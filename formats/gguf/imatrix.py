@@ -81,7 +81,7 @@ def _read_older(path: Path) -> ImatrixFile:
             raise FormatError(path.name, f"has {size} bytes", FORMS)
         data = path.read_bytes()
     except OSError as error:
-        fix = "name a file that is there, or leave it out"
+        fix = "name a file that exists, or leave it out"
         raise FormatError(f"{path} cannot be read: {error.strerror}", fix=fix) from None
     reader = _Older(path.name, data)
     count = reader.integer("the number of entries", 1, MAX_ENTRIES)
@@ -131,4 +131,4 @@ class _Older:
         return taken
 
     def _fail(self, reason: str) -> None:
-        raise FormatError(self._file, f"is no imatrix: {reason}", FORMS)
+        raise FormatError(self._file, f"is not an imatrix: {reason}", FORMS)

@@ -35,7 +35,7 @@ class Keys:
         raise FormatError(f"{self.arch}.{key} {reason}")
 
     def pair(self, key: str) -> Kv:
-        """Return what stands under a key that must be there."""
+        """Return what is under a key that must be there."""
         if key not in self:
             self.fail(key, "is missing")
         return self.kv[f"{self.arch}.{key}"]

@@ -82,7 +82,7 @@ def text_metadata(
 ) -> list[Kv]:
     """Return every pair of a text model's file but the tokenizer's, in llama.cpp's order.
 
-    about       "name", "size_label", "license", "tags" ...: what stands under `general.`
+    about       "name", "size_label", "license", "tags" ...: what is under `general.`
     file_type   llama.cpp's number of the mix, such as 15 for Q4_K_M
     mtp_layers  that are written, whatever the config says
     generation  generation_config.json

@@ -46,7 +46,7 @@ def pre_type(pre_tokenizer: object) -> str:
     raise FormatError(
         f"{TOKENIZER}: text is cut by {regex or repr(pre_tokenizer)}, expected a known regex and "
         f"ByteLevel\n{known}\n"
-        f"  fix   {FROM_ORIGINAL}; a library may have written it anew"
+        f"  fix   {FROM_ORIGINAL}; a library may have rewritten it"
     )
 
 

@@ -92,14 +92,14 @@ def rope_notes(config: Config) -> Iterator[str]:
         return
     if scaling.kind == "dynamic":
         yield (
-            "rope_type is dynamic, which no GGUF file can say: up to the context length it changes "
+            "rope_type is dynamic, which GGUF cannot express: up to the context length it changes "
             "nothing, beyond it llama.cpp does not scale"
         )
     if scaling.kind == YARN:
         other = {f: scaling[f] for f, usual in BETAS.items() if scaling[f] != usual}
         flags = " ".join(f"--yarn-{f.replace('_', '-')} {value:g}" for f, value in other.items())
         if flags:
-            yield f"llama.cpp takes these from its command line, not from the file: {flags}"
+            yield f"llama.cpp reads these from its command line, not from the file: {flags}"
 
 
 def sections(config: Config) -> list[int] | None:

@@ -174,7 +174,7 @@ def _name(config: Mapping[str, Any], kind: str) -> str | None:
 def _id(kind: str, name: str, ids: Mapping[str, int]) -> int:
     if name not in ids:
         raise FormatError(
-            f"{CONFIG}: {kind}_token is {name!r}, which is no added token of {TOKENIZER}\n"
+            f"{CONFIG}: {kind}_token is {name!r}, which is not an added token of {TOKENIZER}\n"
             "  fix   correct it, or load and save the tokenizer with transformers"
         )
     return ids[name]

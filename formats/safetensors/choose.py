@@ -101,8 +101,10 @@ def _of_two(place: Place, single: Choice, several: Choice, whole: Whole) -> Choi
         _refuse_two(place, single, several)
     if several.index is None:
         return single
-    what = "hold no whole model" if there else "are not all there"
-    stale = f"{several.label} is not used: its files {what}; {single.label} is whole, and is read"
+    what = "hold no complete model" if there else "are not all there"
+    stale = (
+        f"{several.label} is not used: its files {what}; {single.label} is complete, and is read"
+    )
     return replace(single, strays=(stale,))
 
 

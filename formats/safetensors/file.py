@@ -78,7 +78,7 @@ def _size_of(path: Path) -> int:
     """Return a file's size. FormatError for what is no file: opening a pipe would wait for ever."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError(f"{path.name} cannot be read: it is no file")
+        raise FormatError(f"{path.name} cannot be read: it is not a file")
     return status.st_size
 
 
@@ -105,7 +105,7 @@ def _no_header(name: str, size: int, first: bytes, length: int) -> FormatError:
     return FormatError(
         f"{name} says its header has {length} bytes",
         expected=f"at most {min(MAX_HEADER, size - 8)} in a file of {size}",
-        fix=f"the file is cut: {DOWNLOAD}" if cut else "",
+        fix=f"the file is truncated: {DOWNLOAD}" if cut else "",
     )
 
 
@@ -128,7 +128,7 @@ def _check_entries(
 
 def _entry(file: str, name: str, entry: object) -> tuple[TensorInfo | None, int, int]:
     if not name.isprintable():
-        raise FormatError(f"{file}: {name!r} is no name of a tensor")
+        raise FormatError(f"{file}: {name!r} is not a tensor name")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"{file}: {name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -190,7 +190,7 @@ def _locate(path: Path) -> tuple[Path, str | None]:
     if not path.exists():
         raise FormatError(
             f"{path} does not exist, expected a folder, .safetensors or .gguf",
-            fix="give a path that is there, or owner/name for a repository on the hub",
+            fix="give a path that exists, or owner/name for a repository on the hub",
         )
     if path.suffix != WEIGHTS and not INDEX_NAME.fullmatch(path.name):
         what = "is a pickle, which can run code" if path.suffix in PICKLES else ""

@@ -26,7 +26,7 @@ def check_index(raw: dict[str, Any], file: str = INDEX) -> dict[str, str]:
         raise FormatError(f"{file}: weight_map is missing or empty")
     for name, shard in weight_map.items():
         if not name.isprintable():
-            raise FormatError(f"{file}: {name!r} is no name of a tensor")
+            raise FormatError(f"{file}: {name!r} is not a tensor name")
         if not isinstance(shard, str) or not _is_name(shard):
             raise FormatError(
                 f"{file}: {name} is in {shard!r:.120}, expected a .safetensors file of this folder"

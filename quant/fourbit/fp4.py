@@ -74,7 +74,7 @@ class Fp4(Usual):
         if len(shape) != 2:
             return f"{self.name} needs a matrix, its shape is {list(shape)}"
         if shape[1] % self.group:
-            return f"{shape[1]} columns are no whole number of groups of {self.group}"
+            return f"{shape[1]} columns are not a whole number of groups of {self.group}"
         return None
 
     def encode(

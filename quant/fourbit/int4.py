@@ -104,7 +104,7 @@ class Int4(Steps):
         if len(shape) != 2:
             return f"{self.name} needs a matrix, its shape is {list(shape)}"
         if shape[1] % self.size(shape[1]) or shape[1] % IN_A_WORD:
-            return f"{shape[1]} columns are no whole number of groups of {self.size(shape[1])}"
+            return f"{shape[1]} columns are not a whole number of groups of {self.size(shape[1])}"
         if not self.symmetric and shape[0] % IN_A_WORD:
             return f"zero points of {IN_A_WORD} rows share a word, it has {shape[0]} rows"
         return None

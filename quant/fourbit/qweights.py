@@ -62,7 +62,7 @@ class _Found:
 
     @property
     def bits(self) -> int:
-        """Return how many bits the zero points have; 0 if they are no whole number of words."""
+        """Return how many bits the zero points have; 0 if they are not a whole number of words."""
         rows = self.scales.shape[1]
         bits, rest = divmod(WORD * self.qzeros.shape[1], rows) if rows else (0, 0)
         return 0 if rest else bits
@@ -156,16 +156,16 @@ class Qweights:
 def _misshapen(parts: _Found) -> str | None:
     """Return why these tensors cannot be codes, zero points and steps, or None."""
     if any(len(info.shape) != 2 for info in (parts.qweight, parts.qzeros, parts.scales)):
-        return "is no matrix, or its scales or zeros are none"
+        return "is not a matrix, or its scales or zeros are not"
     if parts.scales.dtype not in SCALE_TYPES:
         return f"has scales of type {parts.scales.dtype}, expected {', '.join(SCALE_TYPES)}"
     known = [bits for layout, bits in FORMS if layout == parts.layout]
     if parts.bits not in known:
-        bits = f"{parts.bits} bits" if parts.bits in range(1, 9) else "no whole number of bits"
+        bits = f"{parts.bits} bits" if parts.bits in range(1, 9) else "not a whole number of bits"
         return f"has {bits} by the shape of its zeros, expected {' or '.join(map(str, known))}"
     groups = parts.scales.shape[0]
     if not groups or parts.columns % groups:
-        return f"has {parts.columns} columns, which are no whole number of {groups} groups"
+        return f"has {parts.columns} columns, which are not a whole number of {groups} groups"
     return None
 
 

@@ -50,7 +50,7 @@ def explain(name: str, infos: Mapping[str, TensorInfo], forms: Sequence[Form]) -
     if not suffix or (coded and weight not in infos):
         return _wrong_scale(name, infos, forms) if coded else None
     if weight not in infos:
-        reason = "scales a weight that is not there"
+        reason = "scales a weight that does not exist"
         remedy = "restore the weight, or convert the checkpoint that it was made from"
         return Problem(infos[name].name, reason, remedy)
     if infos[weight].dtype in CODE_TYPES:

@@ -245,7 +245,7 @@ def bits(w_NK: Tensor) -> NDArray[Any]:
 
 
 def _importance(name: str, importance: Tensor, columns: int) -> NDArray[Any] | None:
-    """Return float32 [K], None for a type that uses none. Raises QuantError if it is no imatrix."""
+    """Return float32 [K], None for a type that uses none. QuantError if it is not an importance."""
     if tuple(importance.shape) != (columns,):
         got = list(importance.shape)
         raise QuantError(f"the importance has shape {got},\n  expected [{columns}]")

@@ -73,7 +73,7 @@ class Ggml(Usual):
         """Return why rows of this length cannot be whole blocks, or None."""
         if codec.fallback(self.type, shape[-1]) == self.type:
             return None
-        return f"{shape[-1]} columns are no whole number of blocks of {self.name}"
+        return f"{shape[-1]} columns are not a whole number of blocks of {self.name}"
 
     def encode(
         self,

@@ -89,7 +89,7 @@ def _fit(tensor: MixTensor, choice: Choice) -> Choice:
     fits = codec.fallback(choice.type, columns)
     if fits == choice.type:
         return choice
-    reason = f"{fits}, for {columns} columns are no whole blocks of {choice.type}"
+    reason = f"{fits}, for {columns} columns are not whole blocks of {choice.type}"
     return Choice(fits, f"{choice.reason}; {reason}", fallback=True)
 
 

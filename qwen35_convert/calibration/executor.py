@@ -93,4 +93,6 @@ def _device_memory(effort: Effort, needed: int) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         fix = "free it and run the same command again, or take --device cpu"
-        raise MissingError(f"device {effort.device}: {said}, which it has not", fix=fix) from None
+        raise MissingError(
+            f"device {effort.device}: {said}, which it does not have", fix=fix
+        ) from None

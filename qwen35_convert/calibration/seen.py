@@ -29,7 +29,7 @@ class Fallback:
     method: str
 
     def __str__(self) -> str:
-        return f"saw {self.tokens} tokens: {self.method}"
+        return f"received {self.tokens} tokens: {self.method}"
 
 
 @dataclass(slots=True)

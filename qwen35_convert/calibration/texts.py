@@ -72,7 +72,7 @@ def text_at_hand(
     try:
         texts = read_texts(source, asked)
     except (RecipeError, FormatError) as error:
-        return f"the text is not at hand: {error}"
+        return f"the text is not available: {error}"
     if claimed is None or claimed.get("text_sha256") == texts.sha256:
         return texts
     return f"{asked.text} is not the text that calibrated (SHA-256 differs)"

@@ -29,12 +29,12 @@ def download(
 
 def upload(
     artifact: Annotated[str, typer.Argument(help="Folder or .gguf file, with its receipt.")],
-    repo: Annotated[str, typer.Argument(help="owner/name on the hub; made if there is none.")],
+    repo: Annotated[str, typer.Argument(help="owner/name on the hub, created if missing.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be there; use no network.")
+        bool, typer.Option("--dry-run", help="List the files without using the network.")
     ] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="Make the repository a private one.")
+        bool, typer.Option("--private", help="Create the repository as private.")
     ] = False,
     json: Json = False,
     output_format: OutputFormat = None,

@@ -31,13 +31,13 @@ Base = Annotated[
 ]
 Template = Annotated[
     Path | None,
-    typer.Option("--chat-template", metavar="FILE", help="Chat template in place of the source's."),
+    typer.Option("--chat-template", metavar="FILE", help="Chat template to replace the source's."),
 ]
 Metadata = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON with general.license, general.tags, ... in place of what README.md says.",
+        help="JSON with general.license, general.tags, ... to use instead of what README.md says.",
     ),
 ]
 Set = Annotated[

@@ -49,11 +49,14 @@ def verify(
     min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
     logits_cache: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep what the source's layers compute."),
+        typer.Option(metavar="DIR", help="Keep the source's hidden states in this folder."),
     ] = None,
     by_bounds: Annotated[
         bool,
-        typer.Option("--by-bounds", help="Judge calibrated weights; run no calibration again."),
+        typer.Option(
+            "--by-bounds",
+            help="Judge calibrated weights by bounds; do not calibrate again.",
+        ),
     ] = False,
     html: Html = None,
     workers: Workers = None,

@@ -31,13 +31,13 @@ def repository_at(source: str) -> tuple[str, str | None] | None:
     parts = [unquote(part) for part in path.split("/") if part]
     parts = parts[1:] if parts[:1] == ["models"] and len(parts) > 2 else parts
     if len(parts) < 2 or parts[0] in OTHER_KINDS:
-        raise FormatError(source, "is no model's page", EXPECTED)
+        raise FormatError(source, "is not a model's page", EXPECTED)
     owner, (name, _, revision), rest = parts[0], parts[1].partition("@"), parts[2:]
     repo = f"{owner}/{name.removesuffix('.git')}"
     if not rest:
         return repo, revision or None
     if rest[0] not in PAGES or len(rest) < 2:
-        raise FormatError(source, "is no model's page", EXPECTED)
+        raise FormatError(source, "is not a model's page", EXPECTED)
     number = 3 if rest[1] == "refs" else 1
     revision, inner = "/".join(rest[1 : 1 + number]), rest[1 + number :]
     _check_inner(source, repo, revision, inner, page=rest[0])

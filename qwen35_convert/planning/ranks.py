@@ -43,7 +43,7 @@ def _shared(name: str, scheme: str, columns: int, group: int) -> Iterator[str]:
         smaller = next((g for g in GROUPS if g < group and not columns % (WAYS[-1] * g)), None)
         other = f", or quantize.group {smaller} for up to {WAYS[-1]}" if smaller else ""
         yield (
-            f"{name} ({scheme}): {columns} columns are no whole groups of {group} for each of "
+            f"{name} ({scheme}): {columns} columns are not whole groups of {group} for each of "
             f"{ways} tensor-parallel ranks: use fewer{other}"
         )
 

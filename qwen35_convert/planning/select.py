@@ -91,7 +91,7 @@ def faults_dropped(source: Checkpoint, gone: Collection[str]) -> Iterator[str]:
     for first, *more in by_cause(problems):
         others = f", and {len(more)} more like it" if more else ""
         said = first.problem.splitlines()[0]
-        yield f"{first.part} is dropped, and is not whole: {first.tensor} {said}{others}"
+        yield f"{first.part} is dropped, and is incomplete: {first.tensor} {said}{others}"
 
 
 def check_whole(stacked: str, count: int, expected: int) -> None:

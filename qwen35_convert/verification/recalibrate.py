@@ -34,7 +34,7 @@ class Recalibration:
     claimed    what its receipt says of the calibration, or is going to say
     texts      the text, None if it is not at hand
     by_bounds  the calibration is not to be run again
-    why        why the text is not at hand, or why the rest was judged by bounds; None: all was
+    why        why the text is not available, or why the rest was judged by bounds; None: all was
                proven
     """
 

@@ -64,7 +64,7 @@ def test_a_gpu_whose_memory_is_too_small_is_told_what_it_needs():
     said = []
     effort = Effort(1, "cuda", lambda: None, say=said.append)
     with (
-        pytest.raises(MissingError, match=r"takes up to 3\.0 GB of its memory, which it has not"),
+        pytest.raises(MissingError, match=r"up to 3\.0 GB of its memory, which it does not have"),
         executor._device_memory(effort, 3 * 10**9),
     ):
         raise torch.OutOfMemoryError

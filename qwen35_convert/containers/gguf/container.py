@@ -40,7 +40,7 @@ class GgufFiles:
     """One file, or the parts of a split one; metadata instead of config.json and side files."""
 
     name: str = CONTAINER
-    out: str = "a name that ends in .gguf, and is no folder"
+    out: str = "a name that ends in .gguf and is not a folder"
     ending: str = SUFFIX
     widens: bool = True
     carded: bool = False

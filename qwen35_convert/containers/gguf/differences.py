@@ -10,7 +10,7 @@ from formats.gguf.file import GgufFile, Kv
 from formats.gguf.header import parse_header
 from qwen35_convert.difference import ABSENT, differences, first, misplaced, near
 
-OTHERWISE = "has a header of the same keys and tensors, but written otherwise or in another order"
+OTHERWISE = "has a header of the same keys and tensors, but written differently or in another order"
 
 
 def header_differences(path: Path, expected: bytes) -> Iterator[str]:

@@ -55,14 +55,14 @@ def _names(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield what a conversion renames or leaves out, and an engine does not."""
     layout = artifact.layout
     for name in layout.buffers:
-        yield Failure(name, "is a buffer, no tensor of the Qwen3.5 family: it must not be stored")
+        yield Failure(name, "is a buffer, not a tensor of the Qwen3.5 family; do not store it")
     for name, original in layout.copies.items():
-        yield Failure(name, f"is no tensor of the Qwen3.5 family, which has {original} for it")
+        yield Failure(name, f"is not a tensor of the Qwen3.5 family, which has {original} for it")
     wrapped = [name for name in artifact.infos() if holders(name) or _is_repeated(name)]
     if wrapped:
         names = ", ".join(holders(wrapped[0])) or "language_model twice"
         others = f", and so do {len(wrapped) - 1} others" if wrapped[1:] else ""
-        yield Failure(wrapped[0], f"stands under {names}{others}: no engine looks for it there")
+        yield Failure(wrapped[0], f"is under {names}{others}: no engine looks for it there")
 
 
 def _is_repeated(name: str) -> bool:

@@ -29,7 +29,7 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
         for entry in tensors.values():
             entry.pop("data_offsets", None)
     sentences = list(first(differences(got, wanted))) or list(misplaced(*orders))
-    yield from sentences or ["has a header that is written otherwise: it says the same"]
+    yield from sentences or ["has a header that is written differently but means the same"]
 
 
 def _in_order(header: Mapping[str, Any]) -> list[str]:

@@ -158,7 +158,7 @@ def _scale_format(artifact: Checkpoint, said: object) -> Iterator[Failure]:
         for part in atom.parts[1:]:
             scale = artifact.load(part, artifact.read(part), ...).float()
             if bool((scale.frexp().mantissa != 0.5).any()):
-                yield Failure(part, "is no power of two, but scale_fmt in config.json is ue8m0")
+                yield Failure(part, "is not a power of two, but scale_fmt in config.json is ue8m0")
                 return
 
 

@@ -28,4 +28,6 @@ def namespace_failures(artifact: Checkpoint) -> Iterator[Failure]:
         hub = normalise(name)
         expected = found.get(part_of(hub))
         if expected is not None and name != expected + hub:
-            yield Failure(name, f"is in another namespace than its kin, expected {expected}{hub}")
+            yield Failure(
+                name, f"is in another namespace than the other tensors, expected {expected}{hub}"
+            )

@@ -109,12 +109,12 @@ def test_a_missing_tensor_is_refused_by_the_name_it_would_have(name):
         (P + "layers.0.mlp.experts.0.up_proj.weight", "in a dense model"),
         ("mtp.layers.0.linear_attn.A_log", "beside the other tensors"),
         ("model.visual.blocks.1.norm1.bias", "is in block 1, but vision_config.depth is 1"),
-        (P + "layers.0.mlp.gate_proj.bias", "no tensor of the Qwen3.5 family"),
-        (P + "layers.#.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
-        ("mtp.layers.#.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
-        (P + "layers.00.input_layernorm.weight", "no tensor of the Qwen3.5 family"),
-        ("thinker." + Q, "no tensor of the Qwen3.5 family"),
-        ("", "no tensor of the Qwen3.5 family"),
+        (P + "layers.0.mlp.gate_proj.bias", "not a tensor of the Qwen3.5 family"),
+        (P + "layers.#.input_layernorm.weight", "not a tensor of the Qwen3.5 family"),
+        ("mtp.layers.#.input_layernorm.weight", "not a tensor of the Qwen3.5 family"),
+        (P + "layers.00.input_layernorm.weight", "not a tensor of the Qwen3.5 family"),
+        ("thinker." + Q, "not a tensor of the Qwen3.5 family"),
+        ("", "not a tensor of the Qwen3.5 family"),
     ],
 )
 def test_a_tensor_without_a_place_is_refused_with_the_reason(name, message):
@@ -185,7 +185,7 @@ def test_a_prefix_beside_the_model_is_told_once_with_a_count():
     weights = make_weights(config)
     both = weights | {f"critic.{name}": w for name, w in weights.items()}
     causes = by_cause(recognised(config, both).problems)
-    assert {problems[0].problem for problems in causes} == {"is no tensor of the Qwen3.5 family"}
+    assert {problems[0].problem for problems in causes} == {"is not a tensor of the Qwen3.5 family"}
     assert sum(map(len, causes)) == len(weights)
     assert f"  and   {len(causes[0]) - 1} more: critic." in tell(causes[0])
 
@@ -280,7 +280,7 @@ def test_a_scale_without_its_weight_is_refused():
     problems = recognise(infos, read_config(hub_config()), RECOGNISERS).problems
     assert [(p.tensor, p.problem) for p in problems] == [
         (Q, "is missing"),
-        (Q + "_scale_inv", "scales a weight that is not there"),
+        (Q + "_scale_inv", "scales a weight that does not exist"),
     ]
 
 
@@ -303,7 +303,7 @@ def test_a_scale_of_an_odd_type_is_refused(dtype):
 def test_two_scales_of_one_weight_are_refused():
     infos = fp8_infos(hub_config())
     infos[Q + "_scale"] = TensorInfo(Q + "_scale", "F32", ())
-    assert f"{Q}_scale is no tensor" in only_problem(hub_config(), infos)
+    assert f"{Q}_scale is not a tensor" in only_problem(hub_config(), infos)
 
 
 @pytest.mark.parametrize(

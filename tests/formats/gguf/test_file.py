@@ -347,7 +347,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "NUL in a key": (raw((pair("a\0", U32, u32(1)),)), r"is named 'a\\x00'"),
     "escape in a key": (raw((pair("\x1b[2J", U32, u32(1)),)), r"is named '\\x1b\[2J'"),
     "key that is not UTF-8": (raw((pair(b"\xff", U32, u32(1)),)), "key 0 has bytes that are not"),
-    "the same key twice": (raw((ONE, ONE)), "n stands twice"),
+    "the same key twice": (raw((ONE, ONE)), "n is duplicated"),
     # values
     "no type": (raw((text("n"),), num_pairs=1, pad=0), "n needs 4 bytes"),
     "type 13": (raw((pair("n", 13, u32(1)),)), "n has value type 13, expected 0 to 12"),
@@ -388,7 +388,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "huge name": (raw((), (text("w", HUGE),)), f"tensor 0 has a name of {HUGE}"),
     "tab in a name": (raw((), (tensor("a\tb"),), 32), r"is named 'a\\tb'"),
     "name that is not UTF-8": (raw((), (tensor(b"\x80"),), 32), "tensor 0 has bytes that are not"),
-    "the same tensor twice": (raw((), (W, tensor("w", offset=32)), 64), "w stands twice"),
+    "the same tensor twice": (raw((), (W, tensor("w", offset=32)), 64), "w is duplicated"),
     "no dimensions": (raw((), (text("w"),), pad=0), "w needs 4 bytes"),
     "5 dimensions": (raw((), (tensor("w", (1,) * 5),), 32), "w has 5 dimensions"),
     "huge dimensions": (raw((), (tensor("w", dims=(1 << 32) - 1),)), "w has 4294967295 dimensions"),

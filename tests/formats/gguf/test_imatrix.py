@@ -99,7 +99,9 @@ def test_the_oldest_files_end_after_their_entries(tmp_path, end):
 )
 def test_what_is_neither_is_refused(tmp_path, data, says):
     (tmp_path / "x.dat").write_bytes(data)
-    with pytest.raises(FormatError, match=f"x.dat is no imatrix: .*{says}.*expected llama.cpp's"):
+    with pytest.raises(
+        FormatError, match=f"x.dat is not an imatrix: .*{says}.*expected llama.cpp's"
+    ):
         read_imatrix(tmp_path / "x.dat")
 
 

@@ -83,11 +83,11 @@ def test_a_flat_shared_expert_gate_of_older_files_is_read():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("blk.0.attn_sinks.weight", "is no tensor of the Qwen3.5 family"),
-        ("layers.0.input_layernorm.weight", "is no tensor"),
-        ("blk.0.nextn.enorm.weight", "is no tensor"),
-        ("blk.0.1.attn_norm.weight", "is no tensor"),
-        ("model.token_embd.weight", "is no tensor"),
+        ("blk.0.attn_sinks.weight", "is not a tensor of the Qwen3.5 family"),
+        ("layers.0.input_layernorm.weight", "is not a tensor"),
+        ("blk.0.nextn.enorm.weight", "is not a tensor"),
+        ("blk.0.1.attn_norm.weight", "is not a tensor"),
+        ("model.token_embd.weight", "is not a tensor"),
     ],
 )
 def test_a_strange_tensor_is_a_problem(name, said):

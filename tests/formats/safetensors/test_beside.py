@@ -228,7 +228,7 @@ def test_a_dangling_link_of_the_cache_says_how_to_fetch_the_file(tmp_path, name)
     snapshot = hub_cache(dense(tmp_path / "in"), tmp_path)
     (snapshot / name).resolve().unlink()
     again = f"hf download acme/Borealis-4B {name} --revision {COMMIT}"
-    refused(snapshot, f"{name} is a link to", "which is not there", again)
+    refused(snapshot, f"{name} is a link to", "which does not exist", again)
     refused(snapshot / name, f"{name} is a link to", again)
 
 
@@ -237,7 +237,7 @@ def test_a_dangling_link_elsewhere_says_what_to_do(tmp_path):
     (folder / SINGLE).rename(tmp_path / "gone")
     (folder / SINGLE).symlink_to(tmp_path / "not" / "here")
     refused(
-        folder, f"{SINGLE} is a link to {tmp_path}/not/here, which is not there", "copy the file"
+        folder, f"{SINGLE} is a link to {tmp_path}/not/here, which does not exist", "copy the file"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_folder_whose_name_ends_in_gguf_is_a_folder(tmp_path):
     out.mkdir()
     assert q.convert(folder, out, "bf16-split").report.passed
     assert (out / "config.json").is_file()
-    with pytest.raises(q.Qwen35Error, match="and is no folder"):
+    with pytest.raises(q.Qwen35Error, match="and is not a folder"):
         q.convert(folder, out, "gguf-bf16", q.RunOptions(overwrite=True))
 
 

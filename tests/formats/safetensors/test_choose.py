@@ -109,7 +109,7 @@ def test_the_single_file_is_read_where_only_it_is_whole(folder, harm, tuned):
     opened = open_checkpoint(folder)
     assert torch.equal(opened.read(DOWN), tuned[DOWN])
     assert f"({INDEX}) is not used" in opened.notes[0]
-    assert f"{SINGLE} is whole, and is read" in opened.notes[0]
+    assert f"{SINGLE} is complete, and is read" in opened.notes[0]
     assert opened.strays
 
 

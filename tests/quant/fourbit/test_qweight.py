@@ -159,7 +159,7 @@ def test_what_a_module_has_of_its_own_counts(changes):
         (lambda t: t.update({"x.qzeros": t["x.qzeros"][:1]}), "does not fit what stands beside it"),
         (lambda t: t.update({"x.g_idx": t["x.g_idx"][:5]}), "does not fit what stands beside it"),
         (lambda t: t.update({"x.scales": t["x.scales"].int()}), "has scales of type I32"),
-        (lambda t: t.update({"x.scales": t["x.scales"][0]}), "is no matrix"),
+        (lambda t: t.update({"x.scales": t["x.scales"][0]}), "is not a matrix"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(change, says):

@@ -196,7 +196,7 @@ def test_a_type_whose_blocks_do_not_fit_the_rows_is_replaced_and_said_so():
         assert choice.fallback is like, "ours asks for nothing that does not fit"
     choice = choose("q4_k_m", tensors, facts, (PolicyRule(DOWN, "q6_k"),))["blk.0.ffn_down.weight"]
     assert choice == Choice(
-        "F16", f"rule {DOWN}; F16, for 80 columns are no whole blocks of Q6_K", fallback=True
+        "F16", f"rule {DOWN}; F16, for 80 columns are not whole blocks of Q6_K", fallback=True
     )
 
 

@@ -375,7 +375,7 @@ def test_formats_that_nobody_here_reads_are_refused_by_name(copied, case, change
         (lambda t: t.pop(UP + "qzeros"), {}, "qweight has no qzeros beside it"),
         (lambda t: t.pop(UP + "scales"), {}, "qweight has no scales beside it"),
         (lambda t: t.pop(UP + "g_idx"), {"desc_act": True}, "qweight has no g_idx beside it"),
-        (lambda t: t.update({UP + "scales": t[UP + "scales"][:3]}), {}, "no whole number of 3"),
+        (lambda t: t.update({UP + "scales": t[UP + "scales"][:3]}), {}, "not a whole number of 3"),
         (lambda t: t.pop(UP + "qweight"), {}, "was written by GPTQ"),
         (None, {"bits": 8}, "has 4 bits by its shape, but quantization_config says 8"),
         (None, {"group_size": 64}, "has groups of 32 columns by its shape"),

@@ -50,9 +50,9 @@ def test_another_hub_is_known_by_its_endpoint(monkeypatch):
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("https://huggingface.co/datasets/acme/text", "is no model's page"),
-        ("https://huggingface.co/acme", "is no model's page"),
-        ("https://huggingface.co/acme/Borealis-4B/settings", "is no model's page"),
+        ("https://huggingface.co/datasets/acme/text", "is not a model's page"),
+        ("https://huggingface.co/acme", "is not a model's page"),
+        ("https://huggingface.co/acme/Borealis-4B/settings", "is not a model's page"),
         (
             "https://huggingface.co/acme/Borealis-4B/tree/main/fp16",
             r"hf download acme/Borealis-4B --include 'fp16/\*' --revision main --local-dir DIR",

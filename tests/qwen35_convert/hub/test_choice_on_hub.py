@@ -68,7 +68,7 @@ def test_a_file_is_read_where_the_index_names_what_is_not_there(
     hub.repo(REPO).commit(files | {SINGLE: save(tuned)})
     found, notes = converted(tmp_path / "out", stream=stream)
     assert torch.equal(found[DOWN.replace("language_model.", "")], tuned[DOWN])
-    assert any(f"{SINGLE} is whole, and is read" in note for note in notes)
+    assert any(f"{SINGLE} is complete, and is read" in note for note in notes)
 
 
 @MODES

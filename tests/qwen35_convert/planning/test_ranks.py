@@ -51,9 +51,9 @@ def test_experts_of_one_single_group_are_told(columns, said):
 @pytest.mark.parametrize(
     ("scheme", "choices", "shape", "why"),
     [
-        ("nvfp4a16", {}, (64, 72), "72 columns are no whole number of groups of 16"),
-        ("mxfp4a16", {}, (64, 80), "80 columns are no whole number of groups of 32"),
-        ("int4", {"group": 128}, (64, 192), "192 columns are no whole number of groups of 128"),
+        ("nvfp4a16", {}, (64, 72), "72 columns are not a whole number of groups of 16"),
+        ("mxfp4a16", {}, (64, 80), "80 columns are not a whole number of groups of 32"),
+        ("int4", {"group": 128}, (64, 192), "192 columns are not a whole number of groups of 128"),
         ("int4", {"group": 32, "symmetric": False}, (36, 64), "share a word, it has 36 rows"),
         ("int8", {}, (36, 64), "INT8 kernels need rows and columns divisible by 16"),
     ],
