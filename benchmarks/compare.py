@@ -48,11 +48,14 @@ def main() -> None:
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return core seconds of the runs alone and of the comparison."""
-    source = options.source or generated(folder / "source")
+    source, recipes = options.source, {name: name for name in options.recipes}
+    if source is None:
+        source = generated(folder / "source")
+        recipes = {name: text_only(folder, name) for name in recipes}
     text = options.text or beginning_of_ours(folder)
-    alone = {name: one_alone(source, text, folder, name) for name in options.recipes}
-    recipes = [word for name in options.recipes for word in ("--recipe", name)]
-    together = measure(*CLI, "compare", str(source), *recipes, "--text", str(text), "-q",
+    alone = {name: one_alone(source, text, folder, one) for name, one in recipes.items()}
+    every = [word for one in recipes.values() for word in ("--recipe", one)]
+    together = measure(*CLI, "compare", str(source), *every, "--text", str(text), "-q",
                        "--work", str(folder))  # fmt: skip
     total = sum(alone.values())
     return {
@@ -73,6 +76,13 @@ def generated(source: Path) -> Path:
     generate(source, "dense")
     shutil.copy(NANO / "tokenizer.json", source)
     return source
+
+
+def text_only(folder: Path, recipe: str) -> str:
+    """Return a recipe for what is generated, which has no vision tower."""
+    path = folder / f"{recipe}.yaml"
+    path.write_text(f"extends: {recipe}\nlayout: text\nvision: drop\n")
+    return str(path)
 
 
 def one_alone(source: Path, text: Path, folder: Path, recipe: str) -> float:
