@@ -29,6 +29,7 @@ COMMANDS = (
     "convert",
     "quantize",
     "verify",
+    "compare",
     "imatrix",
     "bench",
     "run",

@@ -15,7 +15,7 @@ from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
 from runtime.load import Loader
 from tests.checkpoints import dense
-from tests.qwen35_convert.command import called, qwen35
+from tests.qwen35_convert.command import called
 
 QUIET = api.RunOptions(workers=1)
 NO_PROOF = api.RunOptions(verify=False, workers=1)
@@ -51,12 +51,6 @@ def swept(nano_path, text, tmp_path_factory):
     done = called("compare", nano_path, *recipes, "--text", text, *files, "--json", "-q")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
-
-
-def test_help_of_compare(golden):
-    done = qwen35("compare", "--help")
-    assert done.returncode == 0
-    golden("help-compare.txt", done.stdout)
 
 
 def test_every_recipe_is_measured_and_nothing_else_stays(swept, nano_path):
