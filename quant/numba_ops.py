@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic as _intrinsic
 
+from quant.loop_cache import SharedCache
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,12 +27,17 @@ intrinsic: Callable[..., Any] = _intrinsic
 
 
 def loop(function: Callable[..., Any]) -> Any:
-    """Compile once per machine; where no folder can hold the cache, once per process."""
+    """Compile once per machine; where no folder can hold the cache, once per process.
+
+    Only Python calls a loop, or a loop: no C function is made of it.
+    """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    dispatcher = _njit(**options)(function)
     try:
-        return _njit(cache=True, **options)(function)
+        dispatcher._cache = SharedCache(function)
     except RuntimeError:
-        return _njit(**options)(function)
+        return dispatcher
+    return dispatcher
 
 
 def inline(function: Callable[..., Any]) -> Any:

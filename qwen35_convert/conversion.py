@@ -21,9 +21,10 @@ from qwen35_convert.options import RunOptions
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
-from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.progress import ignore, items_bar, notice, quiet
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor, open_executor
+from qwen35_convert.run.first_use import warm_all
 from qwen35_convert.run.memory import fit_memory
 from qwen35_convert.verification.levels import check_measurable
 from qwen35_convert.write.failed import check_failed
@@ -70,6 +71,8 @@ def convert_checkpoint(
         check_measurable(checks.effective, checks.logits, source, only=recipe.only)
         check_failed(out, container.receipt_of(out).name, source.read_files())
     options.on_plan(plan)
+    say = notice if options.progress else ignore
+    warm_all(plan.schemes().values(), verify=options.verify, say=say)
     threads = options.threads(streamed=source.remote is not None)
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
     if texts is not None:

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.ops import VIEWS
-from quant.scheme import Scheme
-from quant.stored import CHUNK_BYTES, each_row, scheme_of
+from quant.stored import CHUNK_BYTES, scheme_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Item, Plan
@@ -36,7 +35,6 @@ SHARE = 0.75
 MARGIN = 32 << 20  # what is loaded later: receipt, hashes, bars, pages of code not yet run
 OVERHEAD = 4 << 20  # of a worker: its stack, the heap's slack, a chunk that is being hashed
 PER_TENSOR = 2048  # what verification keeps of each tensor: header, atom, figures
-SMALLEST = 128, 256  # rows and columns on which an encoder is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +69,10 @@ class Need:
 def fit_memory(
     plan: Plan, source: Checkpoint, limit: Limit | None, workers: int, *, verify: bool
 ) -> Share:
-    """Return how to work within a limit (None: the machine's). RecipeError if it is too small."""
-    for scheme in plan.schemes().values():
-        warm(scheme, verify=verify)
+    """Return how to work within a limit (None: the machine's). RecipeError if it is too small.
+
+    What this process holds counts, so what the plan runs is loaded by now: `first_use`.
+    """
     base = resident() + (source.remote.held_bytes if source.remote is not None else 0)
     merging = source.overlay.held_bytes if source.overlay is not None else 0
     need = Need(base, _least(plan, source) + merging, _kept(plan) if verify else 0)
@@ -101,16 +100,6 @@ def _checked(limit: Limit | None, need: Need) -> int:
         got, expected = f"is {mb_text(limit.nbytes)}", f"{mb_text(need.floor)} or more"
         raise RecipeError("--memory-limit", got, expected, where=where)
     return limit.nbytes
-
-
-def warm(scheme: Scheme, *, verify: bool) -> None:
-    """Load and compile what a scheme runs, so that it is measured."""
-    import torch
-
-    w = torch.zeros(SMALLEST, dtype=torch.bfloat16)
-    rows = scheme.encode(w, scheme.prepare(iter([w])))
-    if verify:
-        scheme.compare(w, each_row(scheme, rows, SMALLEST))
 
 
 def _least(plan: Plan, source: Checkpoint) -> int:

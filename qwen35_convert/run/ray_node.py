@@ -18,7 +18,9 @@ from qwen35_convert.containers.registry import container_for, expect, open_check
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Plan
+from qwen35_convert.progress import ignore
 from qwen35_convert.recipe import Recipe
+from qwen35_convert.run.first_use import warm_all
 from qwen35_convert.run.items import convert_items
 from qwen35_convert.run.memory import fit_memory
 from qwen35_convert.run.worker import Effort
@@ -105,6 +107,7 @@ class Node:
                 SHARED,
             )
         plan, source = self._plan()
+        warm_all(plan.schemes().values(), verify=False, say=ignore)
         share = fit_memory(plan, source, spec.limit, self._threads, verify=False)
         sink = container_for(spec.out).open_sink(spec.out, plan)
         sink.attach()

@@ -37,7 +37,7 @@ import json, os, sys
 from quant.ggml.scheme import Ggml
 from quant.registry import get_scheme
 from qwen35_convert import api, cli
-from qwen35_convert.run.memory import warm
+from qwen35_convert.run.first_use import warm
 for scheme in (get_scheme("fp8-block"), *map(Ggml, ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32"))):
     warm(scheme, verify=True)
 for arguments in json.loads(sys.argv[1]):
