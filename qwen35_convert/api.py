@@ -27,15 +27,15 @@ from qwen35_convert.conversion import convert_checkpoint, plan_conversion
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
-from qwen35_convert.inspection.inspect import Inspection, inspect_checkpoint
-from qwen35_convert.inspection.serving import Given, ask
+from qwen35_convert.inspection.inspect import Inspection
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.publish import Uploaded, upload_artifact
 from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.run.memory import fit_verification
-from qwen35_convert.source import Merge, Source, open_headers, open_source, repository_of
+from qwen35_convert.source import Merge, Source, open_headers, open_source
 from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.levels import check_measurable, need_source
@@ -44,34 +44,6 @@ from qwen35_convert.verification.verify import Checks, Report
 from qwen35_convert.write.receipt import Origin
 
 UNNAMED = Path("model")
-
-
-def inspect(
-    source: Source,
-    *,
-    context: int | None = None,
-    batch: int | None = None,
-    memory: int | None = None,
-) -> Inspection:
-    """Return what a checkpoint is, from its headers; from the hub nothing else is fetched.
-
-    context  with any of these three, `serving` says what serving takes: tokens of a sequence, 4096
-             if they are left out
-    batch    sequences at once, 1 if they are left out
-    memory   bytes; `serving` then says also what fits into them
-    """
-    question = ask(context, batch, memory)
-    return inspect_checkpoint(open_headers(source), _given(source), question)
-
-
-def _given(source: Source) -> Given | None:
-    """Return what engines are to be given; what an adapter makes of its model lies nowhere."""
-    if isinstance(source, Merge):
-        return None
-    repository = repository_of(source)
-    if repository is None:
-        return Given(str(source))
-    return Given(*repository, remote=True)
 
 
 def plan(

@@ -58,14 +58,15 @@ def inspect(
 
     Example: qwen35 inspect ./Qwen3.5-27B-FP8 --context 32768 --batch 8 --memory 80GB
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import report
+    from qwen35_convert.inspection.source import inspect as inspected
     from qwen35_convert.options import check_choice
     from qwen35_convert.serving.engines import ENGINES
 
     if serving is not None:
         check_choice("--serving", serving, tuple(ENGINES))
     size = None if memory is None else parse_bytes("--memory", memory)
-    inspection = api.inspect(merged(source, base), context=context, batch=batch, memory=size)
+    inspection = inspected(merged(source, base), context=context, batch=batch, memory=size)
     if json:
         report.print_json(inspection.as_dict(tensors=tensors))
     elif serving is not None:

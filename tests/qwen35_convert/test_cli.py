@@ -86,6 +86,39 @@ def test_an_error_is_reported_without_loading_torch_in_under_a_second(mistake):
     assert min(times) < 1.0
 
 
+LATE = (
+    "torch",
+    "numba",
+    "numpy",
+    "huggingface_hub",
+    "gguf",
+    "tokenizers",
+    "jinja2",
+    "tqdm",
+    "multiprocessing",
+    "qwen35_convert.api",
+    "qwen35_convert.artifact",
+    "qwen35_convert.calibration",
+    "qwen35_convert.run.items",
+)
+
+
+def test_inspect_loads_nothing_that_computes_or_converts(nano):
+    """What it needs not takes longer to load than its work; modules are counted, not seconds."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['qwen35', 'inspect', {str(nano)!r}]\n"
+        "from qwen35_convert import cli\n"
+        "try:\n    cli.main()\nexcept SystemExit as done:\n    assert not done.code\n"
+        f"sys.exit(', '.join(set({LATE}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "nano-dense" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
 def test_structure_is_verified_without_loading_torch(nano, tmp_path):
     """Headers and side files are compared with the source's; no weight is read."""
     assert qwen35("convert", nano, "-o", tmp_path / "out", "--no-verify").returncode == 0
