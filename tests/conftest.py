@@ -10,6 +10,8 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+# Commands that tests start spend half of their start on sources that were not kept compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import torch
 

@@ -110,7 +110,7 @@ def test_inspect_loads_nothing_that_computes_or_converts(nano):
         f"sys.argv = ['qwen35', 'inspect', {str(nano)!r}]\n"
         "from qwen35_convert import cli\n"
         "try:\n    cli.main()\nexcept SystemExit as done:\n    assert not done.code\n"
-        f"sys.exit(', '.join(set({LATE}) & set(sys.modules)))\n"
+        f"sys.exit(', '.join(set({LATE}) & set(sys.modules)) or 0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
