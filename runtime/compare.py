@@ -36,7 +36,7 @@ from runtime.workers import Workers
 
 _BLOCK_ROWS = 512
 _MEAN_TOKENS = 128
-_STRIP_CELLS = 1 << 20
+_STRIP_CELLS = 1 << 21
 Block = tuple[slice, Divergence, Tensor, Tensor]
 
 

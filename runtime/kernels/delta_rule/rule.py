@@ -21,6 +21,9 @@ Shape letters: T tokens, H key heads, V value heads, k key size, v value size, C
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +31,7 @@ from torch import Tensor
 from runtime.kernels.launch import widen
 
 CHUNK = 64
+LONG = 4 * CHUNK  # a prompt whose chunks are worth a compiled loop
 EPS = 1e-6
 
 
@@ -73,24 +77,37 @@ def chunks(
     S: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return what `recurrence` returns, 64 tokens at a time."""
-    outputs = []
+    outputs, solve = [], _solver(v)
     for q_c, k_c, v_c, g_c, beta_c in zip(
         *(x.split(CHUNK, 1) for x in (q, k, v, g, beta)), strict=True
     ):
-        o, S = _chunk(S, q_c, k_c, v_c, g_c.cumsum(1), beta_c[..., None])
+        o, S = _chunk(S, q_c, k_c, v_c, g_c.cumsum(1), beta_c[..., None], solve)
         outputs.append(o)
     return torch.cat(outputs, 1), S
 
 
+def _solver(v: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what solves (I + L) d = right side for the chunks of a prompt."""
+    if v.device.type == "cpu" and v.dtype == torch.float32 and v.shape[1] >= LONG:
+        from runtime.kernels.delta_rule.forward import substitute
+
+        return substitute
+    return partial(torch.linalg.solve_triangular, upper=False, unitriangular=True)
+
+
 def _chunk(
-    S: Tensor, q: Tensor, k: Tensor, v: Tensor, G: Tensor, beta: Tensor
+    S: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    G: Tensor,
+    beta: Tensor,
+    solve: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
     future = torch.ones(G.shape[1], G.shape[1], dtype=torch.bool, device=G.device).triu(1)
     decay = (G[:, :, None] - G[:, None]).masked_fill(future, -torch.inf).exp()
     since, until = G.exp()[..., None], (G[:, -1:] - G).exp()[..., None]
     L = beta * (k @ k.mT) * decay
-    d = torch.linalg.solve_triangular(
-        L, beta * (v - since * (k @ S)), upper=False, unitriangular=True
-    )
+    d = solve(L, (beta * (v - since * (k @ S))).contiguous())
     o = since * (q @ S) + ((q @ k.mT) * decay) @ d
     return o, S * since[:, -1:] + (k * until).mT @ d

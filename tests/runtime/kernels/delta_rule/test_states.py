@@ -75,7 +75,7 @@ def theirs(function, x, state):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [1, 7, 64, 150])
+@pytest.mark.parametrize("num_tokens", [1, 7, 64, 150, 300])
 def test_prefill_is_that_of_transformers(num_tokens, dtype):
     """bfloat16 outputs are float32 ones rounded: one step apart, 2^-7, if they straddle a tie."""
     x, pool = inputs(num_tokens, dtype=dtype), states()
@@ -90,8 +90,9 @@ def test_prefill_is_that_of_transformers(num_tokens, dtype):
             assert distance(ours[1], state) < FLOAT32
 
 
-def test_float32_is_close_to_float64_and_the_chunks_are_the_recurrence():
-    x, pool = inputs(200), states()
+@pytest.mark.parametrize("num_tokens", [200, 260])
+def test_float32_is_close_to_float64_and_the_chunks_are_the_recurrence(num_tokens):
+    x, pool = inputs(num_tokens), states()
     exact_pool, chunk_pool, pool32 = pool.double(), pool.double(), pool.clone()
     exact = prefill(double(x), exact_pool, function=gated_delta_prefill_reference)
     assert exact.dtype == torch.float64
