@@ -176,7 +176,7 @@ def test_verify_fails_with_exit_1_and_the_artifact_stays(tmp_path):
     source, other = dense(tmp_path / "in"), tmp_path / "other"
     dense(other, intermediate_size=256)
     qwen35("convert", source, "-o", tmp_path / "out", "--no-verify")
-    done = qwen35("verify", tmp_path / "out", "--against", other, "--json")
+    done = called("verify", tmp_path / "out", "--against", other, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["failures"]
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -252,20 +252,20 @@ def rows_done(journal: Path) -> int:
 
 def test_a_plan_is_printed_and_nothing_is_written(tmp_path, golden):
     for name, source in (("dense", dense(tmp_path / "dense")), ("moe", moe(tmp_path / "moe"))):
-        done = qwen35("convert", source, "-o", tmp_path / "out", "--plan")
+        done = called("convert", source, "-o", tmp_path / "out", "--plan")
         assert done.returncode == 0, done.stderr
         golden(f"plan-{name}.txt", done.stdout)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dense", "moe"]
 
 
 def test_a_plan_as_json_lists_every_row(tmp_path):
-    done = qwen35("convert", dense(tmp_path / "in"), "-o", tmp_path / "out", "--plan", "--json")
+    done = called("convert", dense(tmp_path / "in"), "-o", tmp_path / "out", "--plan", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert len({row["name"] for row in rows}) == len(rows) > 50
 
 
 def test_inspect_says_what_a_checkpoint_is(nano):
-    done = qwen35("inspect", nano, "--json")
+    done = called("inspect", nano, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["layout"] == "hub"
@@ -277,7 +277,7 @@ def test_inspect_says_what_a_checkpoint_is(nano):
     assert found["problems"] == []
     assert found["dtypes"] == {"BF16": 85, "F32": 6}
     assert "tensor_list" not in found
-    listed = json.loads(qwen35("inspect", nano, "--json", "--tensors").stdout)["tensor_list"]
+    listed = json.loads(called("inspect", nano, "--json", "--tensors").stdout)["tensor_list"]
     assert len(listed) == 91
 
 
@@ -288,17 +288,17 @@ def test_inspect_lists_problems_with_their_remedy(tmp_path):
     weights = load_file(source / "model.safetensors")
     weights.pop("lm_head.weight")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    found = json.loads(qwen35("inspect", source, "--json").stdout)
+    found = json.loads(called("inspect", source, "--json").stdout)
     (problem,) = found["problems"]
     assert problem["tensor"] == "lm_head.weight"
     assert problem["remedy"]
 
 
 def test_recipes_are_listed_and_printed():
-    listed = qwen35("recipes").stdout
+    listed = called("recipes").stdout
     for name in bundled_recipes():
         assert name in listed
-    assert "scheme: fp8-block" in qwen35("recipes", "fp8-block").stdout
+    assert "scheme: fp8-block" in called("recipes", "fp8-block").stdout
 
 
 @pytest.mark.parametrize("name", bundled_recipes())

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Report
 from qwen35_convert.write.failed import failed_of
 from tests.checkpoints import dense
+from tests.qwen35_convert.command import called, qwen35
 
 ROOT = Path(__file__).parents[3]
 RECEIPT = "qwen35-receipt.json"
@@ -215,12 +213,6 @@ def test_gates_that_cannot_be_are_refused_while_planning(tmp_path, nano, changes
     assert names_of(tmp_path) == []
 
 
-def qwen35(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qwen35_convert.cli", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_the_commands_exit_with_1_and_say_where_it_lies(tmp_path, nano, text):
     settings = ("--set", f"verify.text={text}", "--set", "verify.max_kl=1e-9")
     done = qwen35("convert", nano, "-o", tmp_path / "out", "--recipe", "fp8-block", *settings)
@@ -234,10 +226,10 @@ def test_the_commands_exit_with_1_and_say_where_it_lies(tmp_path, nano, text):
     assert lines[-1] == "FAILED      level logits (raised from tensors: verify.max_kl is stated)"
     assert names_of(tmp_path) == ["out.failed"]
     verify = ("verify", tmp_path / "out.failed", "--against", nano, "--text", text)
-    done = qwen35(*verify, "--max-kl", "1e-9")
+    done = called(*verify, "--max-kl", "1e-9")
     assert done.returncode == 1
     assert "FAILED      level logits (raised from tensors: --max-kl is stated)" in done.stdout
-    done = qwen35(*verify, "--max-kl", "1", "--json")
+    done = called(*verify, "--max-kl", "1", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["raised"] == "raised from tensors: --max-kl is stated"
@@ -253,6 +245,6 @@ def test_the_commands_exit_with_1_and_say_where_it_lies(tmp_path, nano, text):
     ],
 )
 def test_a_misused_threshold_of_verify_exits_with_2(arguments, says):
-    done = qwen35("verify", "nowhere", *arguments)
+    done = called("verify", "nowhere", *arguments)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
