@@ -23,7 +23,7 @@ from quant.stored import each_row
 from qwen35_convert.options import default_workers
 
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
-PAUSE = 0.02
+PAUSE = 0.1  # seconds; a scheme that waits runs from its beginning each time
 
 
 def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], object]) -> None:
