@@ -1,8 +1,9 @@
 """The loops of a plan's schemes, ready before the first byte: loaded, or compiled at a first use.
 
-Compiling holds one lock of a process, so on Linux two do it: this one begins with the first scheme,
-a forked one with the last, and neither takes up a loop that the other has begun. The fork happens
-only while this process has one thread of Python, and its absence changes nothing but the time.
+Compiling holds one lock of a process, so on Linux two do it, if there are two schemes or more: this
+one begins with the first scheme, a forked one with the last, and neither takes up a loop that the
+other has begun. The fork happens only while this process has one thread of Python, and its absence
+changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def _compile(schemes: Iterable[Scheme], *, verify: bool) -> None:
 @contextmanager
 def _second_process(schemes: Sequence[Scheme], *, verify: bool) -> Iterator[None]:
     """Have another process compile what schemes run, where that helps and is safe."""
-    if sys.platform != "linux" or threading.active_count() > 1 or default_workers() < 2:
+    alone = sys.platform != "linux" or threading.active_count() > 1 or default_workers() < 2
+    if alone or len(schemes) < 2:
         yield
         return
     from multiprocessing import get_context
