@@ -4,7 +4,7 @@
 
 The polynomial is Cephes' (Moshier, expf), within 2^-24 of e^r where |r| <= ln 2 / 2; with rounding
 a power is right to 1.5 units of 2^-24. Below e^-87 it is 0. Sums are float64, in lanes whose order
-depends on neither machine nor threads. A pass costs a fifth of what torch's operations cost, each
+depends on neither machine nor threads. A pass costs a quarter of what torch's operations cost, each
 of which reads all logits again.
 
 Trap: comparisons lose a NaN. Logits that are not all finite are left to the definition in torch.
