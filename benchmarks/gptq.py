@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -214,7 +215,7 @@ def parts_of(scheme: Scheme, inputs: Inputs, device: str) -> dict[str, float]:
     rows, columns = inputs.rows[0], inputs.columns
     count = min(inputs.sets, matrices_at_once(rows, columns))
     known = Factors.of([factor(hessian(columns, device)) for _ in range(count)], BLOCKS)
-    only = Factors(*(getattr(known, x) for x in known.__slots__[:-1]), Blocks(nothing, nothing))
+    only = replace(known, blocks=Blocks(nothing, nothing))
     size = getattr(scheme, "size", lambda _: getattr(scheme, "group", columns))(columns)
     w = torch.randn(count, rows, columns, device=device) * 0.02
     d = torch.full((count, rows, columns // size), 0.008, device=device)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
+    from quant.fourbit.outputs import Outputs
     from quant.scheme import Prepared, Scheme
 
 
@@ -45,6 +46,7 @@ class Factors:
     upper, hessian   [E, K, K] float32
     order, diagonal  [E, K]
     added            [E] float32
+    outputs          those of the first, which all have
     """
 
     upper: Tensor
@@ -53,6 +55,7 @@ class Factors:
     hessian: Tensor
     added: Tensor
     blocks: Blocks
+    outputs: Outputs | None = None
 
     @staticmethod
     def of(factors: Sequence[Factor], blocks: Blocks) -> Factors:
@@ -60,7 +63,7 @@ class Factors:
         known = ((x.upper, x.order, x.diagonal, x.hessian) for x in factors)
         upper, order, diagonal, hessian = (torch.stack(each) for each in zip(*known, strict=True))
         added = torch.tensor([x.added for x in factors], device=upper.device)
-        return Factors(upper, order, diagonal, hessian, added, blocks)
+        return Factors(upper, order, diagonal, hessian, added, blocks, factors[0].outputs)
 
 
 def encode_together(
@@ -134,13 +137,28 @@ def choose_units(
     passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
     """
     matrices, columns = factors.order.shape
-    w = w_NK.float().reshape(matrices, -1, columns)
+    w = w_NK.to(torch.float32, copy=True).reshape(matrices, -1, columns)
     d, zero = (x.clone().view(*w.shape[:2], -1) for x in (grid.step, grid.zero))
     rows = Rows(w, d, zero, torch.empty_like(w), bits)
+    if factors.outputs is None:
+        _choose(rows, factors, passes)
+    else:
+        _choose_in_slices(rows, factors, factors.outputs, passes)
+    return rows.units.view(w_NK.shape), rows.d.view(-1)
+
+
+def _choose(rows: Rows, factors: Factors, passes: int) -> None:
     feed_back(rows, factors)
     for _ in range(passes):
         settle(rows, factors)
-    return rows.units.view(w_NK.shape), rows.d.view(-1)
+
+
+def _choose_in_slices(rows: Rows, factors: Factors, outputs: Outputs, passes: int) -> None:
+    for part, share in outputs.slices():
+        some = rows.part(part)
+        _choose(some, factors, passes)
+        rows.units[:, part], rows.d[:, part] = some.units, some.d
+        rows.w[:, part.stop :] -= share @ some.left
 
 
 def feed_back(rows: Rows, factors: Factors) -> None:

@@ -6,7 +6,8 @@
              d H d^T never grows, and is a tenth less than after GPTQ alone on trained models
 
 h are mean squares of the inputs, the diagonal of their Hessian H; before GPTQ, of the damped one.
-Rows are independent: ranges of rows get the same bytes as the whole.
+Rows are independent, and ranges of them get the same bytes as the whole, unless a factor says how
+they make up for one another: see `outputs`.
 
 Source: Frantar et al., GPTQ, whose codes llm-compressor's `quantize_weight` gives under the same
 steps and the same Hessian; Behdin et al., QuantEase, for codes one by one.
@@ -118,15 +119,25 @@ def choose_units(
     passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
     """
     factor, shape = factor.on_cpu(), (len(w_NK), -1)
-    units = torch.empty(w_NK.shape)
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
-    for first in range(0, len(w_NK), ROWS):
-        w_nK, d, shift, out = (x[first : first + ROWS] for x in (w_NK, step, zero, units))
-        rows = Rows(w_nK.float().contiguous(), d, shift, out, bits)
-        feed_back(rows, factor)
-        for _ in range(passes):
-            settle(rows, factor)
+    units = torch.empty(w_NK.shape)
+    if factor.outputs is None:
+        for first in range(0, len(w_NK), ROWS):
+            w, d, shift, out = (x[first : first + ROWS] for x in (w_NK, step, zero, units))
+            _choose(Rows(w.float().contiguous(), d, shift, out, bits), factor, passes)
+        return units, step.view(-1)
+    rows = Rows(w_NK.to(torch.float32, copy=True).contiguous(), step, zero, units, bits)
+    for part, share in factor.outputs.slices():
+        some = rows.part(part)
+        _choose(some, factor, passes)
+        walk.subtract(rows.w[part.stop :].numpy(), share.numpy(), some.left.numpy(), 0, 0)
     return units, step.view(-1)
+
+
+def _choose(rows: Rows, factor: Factor, passes: int) -> None:
+    feed_back(rows, factor)
+    for _ in range(passes):
+        settle(rows, factor)
 
 
 def feed_back(rows: Rows, factor: Factor) -> None:

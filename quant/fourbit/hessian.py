@@ -6,9 +6,6 @@ GPTQ walks the columns from the one with the largest mean square down, and needs
 factor U of the inverse of H in that order, U^T U = H^-1. H is damped first, since its least
 eigenvalues rest on few tokens.
 
-With J the reversal of order, J H J = L L^T gives H = R R^T for the upper triangular R = J L J, and
-U = R^-1: one Cholesky step and one triangular inverse.
-
 llm-compressor adds 0.01 of the mean of the diagonal. Codes that fit H so closely suit other texts
 less: with 0.3 of its median trained models lose 1 % more by H itself, and about 3 % less in KL on
 held-out text. The median, since one column of huge inputs is no reason to forget the others.
@@ -22,9 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quant.errors import QuantError
+from quant.fourbit.cholesky import upper_of_inverse
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from quant.fourbit.outputs import Outputs
 
 DAMP = 0.3
 # Damping grows by this factor until the Cholesky step succeeds, and is given up above the mean.
@@ -40,6 +40,7 @@ class Factor:
     diagonal  [K] float32, that of the damped Hessian: what an error in each column weighs
     hessian   [K, K] float32, as it was given: not damped, not in order
     added     what damping adds to its diagonal
+    outputs   how rows of the weight make up for one another; None: they are independent
     """
 
     upper: Tensor
@@ -47,13 +48,15 @@ class Factor:
     diagonal: Tensor
     hessian: Tensor
     added: float
+    outputs: Outputs | None = None
 
     def on_cpu(self) -> Factor:
         """Return it in the CPU's memory, rows one after another."""
         upper, order, diagonal, hessian = (
             x.cpu().contiguous() for x in (self.upper, self.order, self.diagonal, self.hessian)
         )
-        return Factor(upper, order, diagonal, hessian, self.added)
+        outputs = None if self.outputs is None else self.outputs.on_cpu()
+        return Factor(upper, order, diagonal, hessian, self.added, outputs)
 
 
 def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
@@ -74,29 +77,9 @@ def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
     typical, most = (float(x) for x in (diagonal[moved].median(), diagonal[moved].mean()))
     added = damp * typical
     while added <= most:
-        lower = _cholesky(hessian_KK, order.flip(0), added)
-        if lower is not None:
-            upper = _inverse(lower).flip(0, 1).float().contiguous()
+        upper = upper_of_inverse(hessian_KK, order, added)
+        if upper is not None:
+            upper = upper.float().contiguous()
             return Factor(upper, order, diagonal + added, hessian_KK.float(), added)
         added = max(added * HARDER, DAMP * typical)
     raise QuantError("the Hessian is not positive definite, whatever is added to its diagonal")
-
-
-def _cholesky(hessian_KK: Tensor, order: Tensor, added: float) -> Tensor | None:
-    """Return the lower factor of the damped Hessian in this order, float64; None if it has none."""
-    import torch
-
-    ordered = hessian_KK[order][:, order].double()
-    diagonal = ordered.diagonal()
-    diagonal += torch.where(diagonal > 0, added, 1.0)
-    lower, failed = torch.linalg.cholesky_ex(ordered)
-    return None if int(failed) else lower
-
-
-def _inverse(lower: Tensor) -> Tensor:
-    """Return the inverse of a lower triangular matrix."""
-    import torch
-
-    one = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    inverse: Tensor = torch.linalg.solve_triangular(lower, one, upper=False)
-    return inverse

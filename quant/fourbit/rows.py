@@ -48,6 +48,17 @@ class Rows:
         """Whether steps are chosen again with the units: whole numbers in groups up to a block."""
         return self.bits > 0 and self.group <= BLOCK
 
+    @property
+    def left(self) -> Tensor:
+        """What the units leave of the weights, [N, K]."""
+        return self.w - self.units * self.d.repeat_interleave(self.group, -1)
+
+    def part(self, rows: slice) -> Rows:
+        """Return some of the rows; of one matrix they are these very ones."""
+        tensors = (self.w, self.d, self.zero, self.units)
+        w, d, zero, units = (x[..., rows, :].contiguous() for x in tensors)
+        return Rows(w, d, zero, units, self.bits)
+
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first column of each block, and memory for what its columns move, [N, b]."""
         columns = self.w.shape[-1]

@@ -4,6 +4,9 @@ A Hessian rests on as many directions as there were tokens, the rest is damping.
 tokens than a quarter of its columns a weight gets `sweep`, which needs their mean squares alone;
 with none it gets `nearest`.
 
+What is added to the residual stream is encoded by what the next layer makes of it, too, see
+`quant.fourbit.outputs`: of such a weight all rows are encoded in one go.
+
 On a GPU experts' weights are encoded together, see `together`; what needs no Hessian goes to the
 CPU there too.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
+    from quant.fourbit.outputs import Outputs
     from runtime.hessian import Sums
 
 # Tokens that a Hessian needs, as a part of its columns.
@@ -42,6 +46,7 @@ class Encoder:
     """Encodes a layer's items by the sums of their inputs, as these are complete.
 
     encode  called on threads with the number of an item, and what it is to be encoded with
+    stream  how rows make up for one another that are added to the residual stream
     """
 
     plan: Plan
@@ -52,6 +57,7 @@ class Encoder:
     prepared: Preparation
     stage: str
     items: Sequence[int]
+    stream: Outputs | None = None
     numbers: dict[str, int] = field(init=False)
     experts: set[str] = field(init=False)
 
@@ -60,6 +66,8 @@ class Encoder:
         self.numbers = {atom.name: index for index, atom in atoms.items()}
         self.experts = {atom.name for atom in atoms.values() if atom.role == EXPERT}
         self._seen, self._digest = Seen(self.stage), Digest()
+        for share in self.stream.shares if self.stream else ():
+            self._digest.add(share)
         self._together = Together(
             self.source, self.prepared, self.device, self.workers, self._encode_parts
         )
@@ -80,7 +88,9 @@ class Encoder:
 
         def one(name: str) -> None:
             known = {} if importance is None else {name: importance}
-            worker = Worker("cpu", known, self.plan.inputs, self.prepared, CHUNK_BYTES, factor)
+            coupled = factor is not None and factor.outputs is not None
+            memory = sys.maxsize if coupled else CHUNK_BYTES
+            worker = Worker("cpu", known, self.plan.inputs, self.prepared, memory, factor)
             self.encode(self.numbers[name], worker)
 
         each(one, sums.names, self.workers)
@@ -106,13 +116,15 @@ class Encoder:
     def _known(self, sums: Sums, method: str) -> tuple[Tensor | None, Factor | None]:
         """Return importance and factor of an input, as far as the method takes them."""
         from quant.fourbit.hessian import factor
+        from runtime.stream import adds_to_stream
 
         if method == NEAREST:
             return None, None
         if method == GPTQ:
             made = factor(sums.values.div_(sums.count))
             self._digest.add(made.upper)
-            return None, made
+            coupled = adds_to_stream(sums.names[0])
+            return None, replace(made, outputs=self.stream) if coupled else made
         squares = sums.values if sums.values.dim() == 1 else sums.values.diagonal()
         return (squares / sums.count).cpu(), None
 

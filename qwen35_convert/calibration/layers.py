@@ -2,6 +2,8 @@
 
     sums_i = inputs of the source's layer i on x_i        x_i+1 = layer i, as it is stored, on x_i
 
+Of what layer i adds to the stream an error counts by what the source's layer i+1 makes of it.
+
 Weights of an input are encoded as soon as its last token has been seen; then its sums are
 forgotten. So are layers: those of the artifact are read back from what was written, which is also
 how a conversion goes on that was interrupted, and how an artifact is proven.
@@ -19,13 +21,14 @@ from qwen35_convert.calibration.seen import Seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe_parts import SWEEP
+from qwen35_convert.recipe_parts import GPTQ, SWEEP
 from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.run.worker import Preparation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quant.fourbit.outputs import Outputs
     from runtime.layerwise import Walk
 
 
@@ -92,7 +95,8 @@ class _Walked:
         for i in range(self.at, int(number) if in_model else len(self.stored.config.layer_types)):
             self.x, self.at = self.stored.layer(i, self.x), i + 1
         encoder = Encoder(layers.plan, layers.source, layers.encode, layers.workers, layers.device,
-                          self.prepared, stage, items)  # fmt: skip
+                          self.prepared, stage, items,
+                          self._stream(int(number) if in_model else None))  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
         tokens = texts.tokens if in_model else texts.tokens - len(texts.ids)
         self.observer = Hessians(
@@ -103,3 +107,12 @@ class _Walked:
         else:
             self.observed.mtp(self.stored.hidden(self.x))
         return encoder.close()
+
+    def _stream(self, layer: int | None) -> Outputs | None:
+        """Return how rows make up for one another that are added to the stream in a layer."""
+        from quant.fourbit.outputs import outputs
+        from runtime.stream import readers_gram
+
+        if self.layers.plan.recipe.quantize.method != GPTQ:
+            return None
+        return outputs(readers_gram(self.observed, layer))

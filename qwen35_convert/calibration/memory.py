@@ -1,7 +1,8 @@
 """The memory that calibration takes, held against a limit before a byte is written.
 
     residual streams + experts at work + one layer in float32 + activations of the mixers at work
-    + an input's sums and their factor + ranges of rows + mapped pages of source and artifact
+    + an input's sums and their factor + rows that are encoded at once
+    + mapped pages of source and artifact
 
 The factor is made in float64: with its steps it takes ten times the sums. On a CPU experts are read
 one by one, so a layer counts without them, but for those at work. Each of these holds its tokens'
@@ -48,6 +49,8 @@ CHUNK_BYTES = 64 << 20
 BATCH_BYTES = 4 << 30
 # Of sums and factor, twice; of a weight: itself, its units, both in the factor's order, slopes.
 IN_A_BATCH, WEIGHT = 16, 40
+# Of a weight whose rows are encoded in one go: itself twice, its units, its parts.
+WHOLE = 24
 
 
 def matrices_at_once(rows: int, columns: int) -> int:
@@ -94,7 +97,17 @@ def _encoding_bytes(plan: Plan, workers: int) -> int:
         return 0
     squares = max(shape[-1] for shape in shapes) ** (2 if _method(plan) == GPTQ else 1)
     rows = workers * min(CHUNK_BYTES, WEIGHT * max(map(prod, shapes)))
-    return squares * (2 * SUMS + FACTOR) + rows
+    return squares * (2 * SUMS + FACTOR) + max(rows, _whole_bytes(plan))
+
+
+def _whole_bytes(plan: Plan) -> int:
+    """Return what the largest weight takes whose rows are encoded in one go, one after another."""
+    from runtime.stream import adds_to_stream
+
+    if _method(plan) != GPTQ:
+        return 0
+    atoms = [item.atom for item in _calibrated(plan) if adds_to_stream(item.atom.name)]
+    return max((WHOLE * prod(atom.shape) + SUMS * atom.shape[-2] ** 2 for atom in atoms), default=0)
 
 
 def _calibrated(plan: Plan) -> list[Item]:

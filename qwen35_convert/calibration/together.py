@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from quant.fourbit.batched import Factors
     from quant.fourbit.hessian import Factor
 
-# The forms and shapes of the weights of one input.
-Kind = tuple[tuple[Scheme, Shape], ...]
+# The forms and shapes of the weights of one input, and whether their rows are independent.
+Kind = tuple[tuple[tuple[Scheme, Shape], ...], bool]
 Parts = Mapping[str, "Tensor"]
 
 
@@ -52,10 +52,11 @@ class Together:
 
         last  there are no others
         """
-        kind = tuple((item.scheme, tuple(item.atom.shape)) for item in items)
+        forms = tuple((item.scheme, tuple(item.atom.shape)) for item in items)
+        kind = forms, factor.outputs is None
         waiting = self._waiting[kind]
         waiting.append((items, factor))
-        most = min(matrices_at_once(*shape) for _, shape in kind)
+        most = min(matrices_at_once(*shape) for _, shape in forms)
         if last or len(waiting) >= most:
             self._encode(self._waiting.pop(kind))
 

@@ -1,0 +1,49 @@
+"""Who reads the residual stream after a layer, against the checkpoint's own tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from qwen35_convert.containers.registry import open_checkpoint
+from runtime.layerwise import Walk
+from runtime.stream import adds_to_stream, readers_gram
+from tests.checkpoints import hub_config, make_weights, write_checkpoint
+
+READERS = {
+    "linear_attention": ["linear_attn.in_proj_" + part for part in ("qkv", "z", "b", "a")],
+    "full_attention": ["self_attn." + part for part in ("q_proj", "k_proj", "v_proj")],
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["dense", "moe"])
+def walk(request, tmp_path_factory):
+    config = hub_config(moe=request.param)
+    folder = write_checkpoint(tmp_path_factory.mktemp("stream"), config, make_weights(config))
+    texts = [torch.arange(4)]
+    return Walk.over(open_checkpoint(folder), texts, device="cpu", dtype=torch.float32)
+
+
+def expected(walk, norm, names):
+    r = torch.cat([walk.loader.tensor(name) for name in names]) * (1 + walk.loader.tensor(norm))
+    return r.T @ r
+
+
+def test_the_next_mixer_reads_what_a_layer_adds(walk):
+    for layer, kind in enumerate(walk.config.layer_types[1:]):
+        prefix = f"layers.{layer + 1}."
+        wanted = expected(walk, prefix + "input_layernorm", [prefix + x for x in READERS[kind]])
+        assert torch.allclose(readers_gram(walk, layer), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_reads_what_the_last_layer_adds(walk):
+    last = len(walk.config.layer_types) - 1
+    for layer, norm in ((last, "norm"), (None, "mtp.norm")):
+        wanted = expected(walk, norm, [walk.head])
+        assert torch.allclose(readers_gram(walk, layer), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_three_kinds_of_linears_add_to_the_stream(walk):
+    adding = {name.rpartition(".")[2] for name in walk.loader.checkpoint.layout.atoms
+              if adds_to_stream(name)}  # fmt: skip
+    assert adding == {"o_proj", "out_proj", "down_proj"}
