@@ -1,4 +1,4 @@
-"""Who adds to the residual stream, and what the next layer makes of an error there.
+"""What the next layer makes of an error in the residual stream.
 
     R = W diag(1 + norm)      for the linears W that read the stream first after a layer
     gram = R^T R              |R d|^2 = d gram d^T of an error d
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from runtime.layerwise import Walk
     from runtime.load import Loader
 
-WRITERS = frozenset({"o_proj", "out_proj", "down_proj"})
 MIXERS = {"linear_attention": ("linear_attn.", GDN_IN), "full_attention": ("self_attn.", QKV)}
-
-
-def adds_to_stream(name: str) -> bool:
-    """Return whether the outputs of a linear of a layer are added to the residual stream."""
-    return name.rpartition(".")[2] in WRITERS
 
 
 def readers_gram(walk: Walk, layer: int | None) -> Tensor:

@@ -24,6 +24,7 @@ from qwen35_convert.calibration.digest import Digest
 from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.calibration.together import Parts, Together
+from qwen35_convert.planning.calibrated import adds_to_stream
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.threads import each
@@ -116,7 +117,6 @@ class Encoder:
     def _known(self, sums: Sums, method: str) -> tuple[Tensor | None, Factor | None]:
         """Return importance and factor of an input, as far as the method takes them."""
         from quant.fourbit.hessian import factor
-        from runtime.stream import adds_to_stream
 
         if method == NEAREST:
             return None, None

@@ -29,7 +29,7 @@ from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.roles import EXPERT
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
-from qwen35_convert.planning.calibrated import stage_of, stages
+from qwen35_convert.planning.calibrated import adds_to_stream, stage_of, stages
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe_parts import GPTQ, NEAREST
 from qwen35_convert.run.memory import MARGIN, resident
@@ -102,8 +102,6 @@ def _encoding_bytes(plan: Plan, workers: int) -> int:
 
 def _whole_bytes(plan: Plan) -> int:
     """Return what the largest weight takes whose rows are encoded in one go, one after another."""
-    from runtime.stream import adds_to_stream
-
     if _method(plan) != GPTQ:
         return 0
     atoms = [item.atom for item in _calibrated(plan) if adds_to_stream(item.atom.name)]

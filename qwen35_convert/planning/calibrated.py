@@ -20,6 +20,8 @@ from qwen35_convert.recipe_parts import NEAREST
 
 # What a walk through the layers runs: the text model's, and the first of the MTP head.
 STAGE = re.compile(r"(layers\.\d+|mtp\.layers\.0)\.")
+# Linears of a layer whose outputs are added to the residual stream.
+STREAM = frozenset({"o_proj", "out_proj", "down_proj"})
 Written = tuple[Atom, Scheme]
 
 
@@ -27,6 +29,11 @@ def stage_of(name: str) -> str | None:
     """Return the layer of a weight, `layers.3` or `mtp.layers.0`; None: it is in none."""
     found = STAGE.match(name)
     return found[1] if found else None
+
+
+def adds_to_stream(name: str) -> bool:
+    """Return whether the outputs of a linear of a layer are added to the residual stream."""
+    return name.rpartition(".")[2] in STREAM
 
 
 def method_of(recipe: Recipe, atom: Atom, scheme: Scheme) -> str:

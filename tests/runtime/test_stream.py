@@ -7,7 +7,7 @@ import torch
 
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.layerwise import Walk
-from runtime.stream import adds_to_stream, readers_gram
+from runtime.stream import readers_gram
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 READERS = {
@@ -41,9 +41,3 @@ def test_the_head_reads_what_the_last_layer_adds(walk):
     for layer, norm in ((last, "norm"), (None, "mtp.norm")):
         wanted = expected(walk, norm, [walk.head])
         assert torch.allclose(readers_gram(walk, layer), wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_three_kinds_of_linears_add_to_the_stream(walk):
-    adding = {name.rpartition(".")[2] for name in walk.loader.checkpoint.layout.atoms
-              if adds_to_stream(name)}  # fmt: skip
-    assert adding == {"o_proj", "out_proj", "down_proj"}
