@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Of the mean of the diagonal of G. Fewer slices gain less; more are slower on a GPU.
 DAMP, SLICES = 1.0, 16
+LEAST_ROWS = 16  # of a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def outputs(gram_NN: Tensor) -> Outputs | None:
     upper = upper_of_inverse(gram_NN, rows, DAMP * typical)
     if upper is None:
         return None
-    starts = range(0, len(rows), -(-len(rows) // SLICES))
+    starts = range(0, len(rows), max(LEAST_ROWS, -(-len(rows) // SLICES)))
     return Outputs(tuple(_share(upper, start, starts.step) for start in starts))
 
 

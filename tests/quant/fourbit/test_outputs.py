@@ -30,7 +30,7 @@ def gram(seed, rows, readers=None):
     return r.T @ r
 
 
-def problem(rows=64, columns=256):
+def problem(rows=96, columns=256):
     generator = torch.Generator().manual_seed(0)
     w = (torch.randn(rows, columns, generator=generator) * 0.02).bfloat16()
     x = torch.randn(2 * columns, columns, generator=generator)
@@ -52,7 +52,7 @@ def loss(w, q, h, g):
     return float((g.double() * (missed @ h.double() @ missed.T)).sum())
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16, 40, 100])
+@pytest.mark.parametrize("rows", [1, 16, 40, 300])
 def test_each_slice_tells_the_rest_what_is_best_for_them(rows):
     g = gram(1, rows)
     known, exact, before = outputs(g), damped(g), 0
