@@ -25,8 +25,9 @@ from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_gated
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
-from runtime.kernels.linear.row_gated import row_gated, silu_times
 from runtime.kernels.linear.row import added_linear
+from runtime.kernels.linear.row_gated import row_gated
+from runtime.kernels.linear.row_parts import silu_times
 from runtime.kernels.linear.weight import BLOCK, form_of
 from runtime.kernels.norm.rms import rmsnorm
 

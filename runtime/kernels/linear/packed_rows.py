@@ -29,7 +29,7 @@ from torch.nn.functional import silu
 from runtime.kernels.launch import jit, operand, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
 from runtime.kernels.linear.packed_parts import planes_of, row_factor, row_planes
-from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.overlap import ask, early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from runtime.kernels.dispatch import EXPERTS, ONE_TOKEN, ROUTER
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
+from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
-from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
 from runtime.kernels.moe.packed import packed_tiles, packed_tokens, unpacked_pairs
 from runtime.kernels.moe.routing import (
@@ -49,7 +49,6 @@ from runtime.kernels.moe.sum import Pairs, summed
 from runtime.kernels.moe.tiles import tiled_codes, tiled_pairs
 from runtime.kernels.moe.w8a8 import w8a8_pairs
 from runtime.kernels.norm.rms import rmsnorm
-
 
 STORED = Tensor, Fp8Weight, PackedWeight
 

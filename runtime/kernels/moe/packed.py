@@ -24,7 +24,7 @@ from runtime.kernels.linear.packed import CHUNK
 from runtime.kernels.linear.packed_parts import row_factor, tile_sums
 from runtime.kernels.linear.packed_rows import finish, row_parts
 from runtime.kernels.linear.packed_tiles import PACKED_CHOICES, spread, spread_column, unpacked
-from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.linear.tiles import block_of_rows
 from runtime.kernels.linear.weight import Stored
 from runtime.kernels.moe.sort import expert_block, expert_blocks
