@@ -103,9 +103,10 @@ def packed_nvfp4(codes: Tensor, scale: Tensor, row: Tensor) -> PackedWeight:
     kept = codes * (scale != 0).to(torch.uint8).repeat_interleave(NVFP4_GROUP, -1)
     mantissa, exponent = torch.frexp(scale)
     byte = (exponent - 1 + _EXPONENT) * 8 + ((2 * mantissa - 1) * 8).int()
-    byte = torch.where(scale == 0, 0, byte).to(torch.uint8)
+    byte = torch.where(scale > 0, byte, 0).to(torch.uint8)
+    row = torch.where((scale >= 0).all(-1), row.float(), torch.nan)  # such scales mean nothing
     byte = torch.nn.functional.pad(byte, (0, -k % CHUNK // NVFP4_GROUP))
-    return PackedWeight(_words(kept, NVFP4), byte.contiguous(), row.float().contiguous(), k)
+    return PackedWeight(_words(kept, NVFP4), byte.contiguous(), row, k)
 
 
 def packed_int4(codes: Tensor, scale: Tensor) -> PackedWeight:

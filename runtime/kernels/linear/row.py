@@ -1,6 +1,6 @@
 """One row times a stored weight: what decoding a single sequence consists of.
 
-Chosen for: `PRODUCT` and `ROW_PRODUCTS` of one row on a GPU.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype

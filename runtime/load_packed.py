@@ -1,0 +1,88 @@
+"""Weights of four bits from a checkpoint, packed as the kernels read them.
+
+NVFP4 is packed, and INT4 in groups of 32, 64 or 128 columns without zero points; another stored
+form, columns that were reordered, and weights whose parts are of several forms are decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from quant.fourbit.int4 import Int4
+from quant.fourbit.nvfp4 import Nvfp4
+from quant.fourbit.parts import GLOBAL, PACKED, SCALE
+from quant.stored import Value
+from runtime.kernels.linear.packed import (
+    INT4_GROUPS,
+    PackedWeight,
+    packed_int4,
+    packed_nvfp4,
+)
+
+
+def packed_group(values: Iterable[Value]) -> int | None:
+    """Return the group that all of these can be packed with, or None; 16 is NVFP4's."""
+    groups = {_group(value) for value in values}
+    return groups.pop() if len(groups) == 1 else None
+
+
+def pack(
+    shape: tuple[int, ...], groups: Iterable[Sequence[Value]], device: torch.device
+) -> PackedWeight:
+    """Return the weight of this shape: each group of values is one of a stack, or there is one.
+
+    Rows are read a few megabytes at a time.
+    """
+    *lead, rows, columns = shape
+    parts: tuple[Tensor, ...] = ()
+    at = 0
+    for values in groups:
+        for packed in _pieces(values, device):
+            piece = packed.words, packed.scale, packed.row
+            if not parts:
+                count = rows * (lead[0] if lead else 1)
+                parts = tuple(part.new_empty((count, *part.shape[1:])) for part in piece)
+            for whole, part in zip(parts, piece, strict=True):
+                whole[at : at + len(part)] = part
+            at += len(packed.row)
+    words, scale, row = (part.view(*lead, rows, *part.shape[1:]) for part in parts)
+    return PackedWeight(words, scale, row, columns)
+
+
+def _group(value: Value) -> int | None:
+    scheme = value.scheme
+    if value.late:
+        return None
+    if isinstance(scheme, Nvfp4):
+        return scheme.group
+    if not isinstance(scheme, Int4) or scheme.bits != 4 or scheme.ordered or not scheme.symmetric:
+        return None
+    return scheme.group if scheme.group in INT4_GROUPS else None
+
+
+def _pieces(values: Sequence[Value], device: torch.device) -> Iterator[PackedWeight]:
+    """Yield rows of values, one below the other, and give their pages back."""
+    for value in values:
+        for first, last in value.chunks():
+            rows = {key: part.to(device) for key, part in value.stored(first, last).items()}
+            yield _nvfp4(value.scheme, rows) if isinstance(value.scheme, Nvfp4) else _int4(rows)
+        value.release(0, value.shape[0])
+
+
+def _nvfp4(scheme: Nvfp4, rows: dict[str, Tensor]) -> PackedWeight:
+    whole = rows[GLOBAL].float().reshape(())
+    step = whole if scheme.spelling.multiplies else 1 / whole
+    return packed_nvfp4(_nibbles(rows[PACKED]), rows[SCALE], step.expand(len(rows[PACKED])))
+
+
+def _int4(rows: dict[str, Tensor]) -> PackedWeight:
+    codes = _nibbles(rows[PACKED].contiguous().view(torch.uint8)).view(torch.int8) - 8
+    return packed_int4(codes, rows[SCALE])
+
+
+def _nibbles(packed_NH: Tensor) -> Tensor:
+    """Return the codes [N, 2 H] of bytes, the lower four bits first."""
+    return torch.stack([packed_NH & 15, packed_NH >> 4], -1).flatten(1)
