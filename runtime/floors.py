@@ -106,7 +106,9 @@ def decode_floor_ms(
     config: Config, card: Card, *, stored: str, batch: int = 1, context: int = 4096
 ) -> float:
     """Return the least milliseconds of a step that gives each of `batch` sequences a token."""
-    moved = weight_bytes(config, stored=stored, batch=batch) + batch * sequence_bytes(config, context)
+    moved = weight_bytes(config, stored=stored, batch=batch) + batch * sequence_bytes(
+        config, context
+    )
     return moved / card.bandwidth * 1e3
 
 

@@ -54,7 +54,9 @@ def test_a_prompt_takes_the_operations_counted_by_hand(name):
     assert prefill_floor_ms(config, H100, stored="bf16", tokens=8192) == pytest.approx(
         bf16_ms, rel=0.01
     )
-    assert prefill_floor_ms(config, H100, stored="fp8", tokens=8192) == pytest.approx(fp8_ms, rel=0.01)
+    assert prefill_floor_ms(config, H100, stored="fp8", tokens=8192) == pytest.approx(
+        fp8_ms, rel=0.01
+    )
 
 
 def test_more_sequences_read_more_experts_but_no_more_than_there_are():

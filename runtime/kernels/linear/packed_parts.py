@@ -42,9 +42,7 @@ sub.bf16x2 ${out}, t, s;
 
 def _nvfp4_code() -> str:
     """Return PTX that makes eight pairs of two words, $8 and $9, times the scale $10."""
-    words = "".join(
-        _E2M1_WORD.format(*range(4 * i, 4 * i + 4), word=f"${8 + i}") for i in range(2)
-    )
+    words = "".join(_E2M1_WORD.format(*range(4 * i, 4 * i + 4), word=f"${8 + i}") for i in range(2))
     products = "".join(f"mul.bf16x2 ${i}, p{i}, s;\n" for i in range(8))
     return "{\n.reg .b32 s, t, p<8>;\n" + words + _SCALE + products + "}"
 

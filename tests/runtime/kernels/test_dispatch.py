@@ -73,9 +73,7 @@ def inputs():
 
 def codes_products():
     cards = ((9, 0), (8, 0), (0, 0))
-    for card, dtype, (form, _), scale, size in itertools.product(
-        cards, DTYPES, FP8, SCALES, SIZES
-    ):
+    for card, dtype, (form, _), scale, size in itertools.product(cards, DTYPES, FP8, SCALES, SIZES):
         yield CodesProduct(card, dtype, form, scale, *size)
 
 
