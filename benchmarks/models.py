@@ -135,11 +135,11 @@ class Maker:
         return self.MAKERS[self.stored](self, *shape)
 
     def nvfp4(self, *shape: int) -> PackedWeight:
-        """Return a weight of E2M1 codes, whose mean square is 6.1."""
+        """Return a weight of E2M1 codes, whose mean square is 8.6."""
         *stack, n, k = shape
         codes = torch.randint(16, shape, dtype=torch.uint8, device=self.device)
         scale = torch.rand((*stack, n, k // 16), device=self.device).add_(0.5).mul_(32)
-        row = torch.rand((*stack, n), device=self.device).add_(0.5) / (2.5 * 32 * k**0.5)
+        row = torch.rand((*stack, n), device=self.device).add_(0.5) / (3.2 * 32 * k**0.5)
         return packed_nvfp4(codes, scale.to(torch.float8_e4m3fn), row)
 
     def int4(self, *shape: int) -> PackedWeight:
@@ -148,7 +148,7 @@ class Maker:
         group = BLOCK if k % BLOCK == 0 else 32
         codes = torch.randint(-8, 8, shape, dtype=torch.int8, device=self.device)
         scale = torch.rand((*stack, n, k // group), device=self.device).add_(0.5)
-        return packed_int4(codes, (scale / (4.6 * k**0.5)).bfloat16())
+        return packed_int4(codes, (scale / (4.8 * k**0.5)).bfloat16())
 
     def fp8(self, *shape: int) -> Fp8Weight:
         """Return a weight in FP8 with scales of blocks."""

@@ -6,8 +6,9 @@
 
 FP8, or four bits, hold the linears of mixers and feed-forwards; what is kept in BF16 (embedding,
 head, router, the delta rule's a and b, norms) stays BF16. A block's scale is 4 bytes for 128 x 128
-codes, an NVFP4 scale one for 16, an INT4 scale two for 128. With several sequences a mixture of experts reads the experts that at least one of them is
-expected to choose. The head is applied to the last token of a prompt only.
+codes, that of NVFP4 one for 16, that of INT4 two for 128. With several sequences a mixture of
+experts reads the experts that at least one of them is expected to choose. The head is applied to
+the last token of a prompt only.
 
 Bandwidths and tensor rates are the makers'. No product reaches the latter: floors of prefill take
 the practical 800 and 1500 TFLOP/s of BF16 and FP8 on Hopper, which the best products come near.

@@ -141,7 +141,7 @@ class Loader:
         return out
 
     def linear(self, *names: str) -> Weight:
-        """Return the weights of linears with one input as one, in FP8 or four bits if it is kept."""
+        """Return the weights of linears with one input as one, in FP8 or four bits if kept."""
         edge, values = self._edge(names), [self.open(name) for name in names]
         if self._packs([values]):
             return pack(_joined_shape(values), [values], self.device)

@@ -37,19 +37,27 @@ def pack(
     Rows are read a few megabytes at a time.
     """
     *lead, rows, columns = shape
-    parts: tuple[Tensor, ...] = ()
-    at = 0
-    for values in groups:
-        for packed in _pieces(values, device):
-            piece = packed.words, packed.scale, packed.row
-            if not parts:
-                count = rows * (lead[0] if lead else 1)
-                parts = tuple(part.new_empty((count, *part.shape[1:])) for part in piece)
-            for whole, part in zip(parts, piece, strict=True):
-                whole[at : at + len(part)] = part
-            at += len(packed.row)
-    words, scale, row = (part.view(*lead, rows, *part.shape[1:]) for part in parts)
-    return PackedWeight(words, scale, row, columns)
+    whole: PackedWeight | None = None
+    for expert, values in enumerate(groups):
+        at = 0
+        for piece in _pieces(values, device):
+            whole = whole or _room(piece, (*lead, rows, columns))
+            one, end = whole[expert] if lead else whole, at + len(piece.row)
+            one.words[:, at:end] = piece.words
+            one.scale[:, at:end] = piece.scale
+            one.row[at:end] = piece.row
+            at = end
+    assert whole is not None, "a weight has rows"
+    return whole
+
+
+def _room(piece: PackedWeight, shape: tuple[int, ...]) -> PackedWeight:
+    """Return a weight of this shape, stored as some rows of it are; nothing is written."""
+    *lead, rows, columns = shape
+    words, scale = (
+        x.new_empty((*lead, x.shape[0], rows, x.shape[2])) for x in (piece.words, piece.scale)
+    )
+    return PackedWeight(words, scale, piece.row.new_empty((*lead, rows)), columns)
 
 
 def _group(value: Value) -> int | None:

@@ -23,6 +23,7 @@ from runtime.kernels.cases import Gated
 from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_rows import packed_gated
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
 from runtime.kernels.linear.row import added_linear
@@ -90,6 +91,7 @@ def mlp_row(x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Wei
     """Return x plus the feed-forward of its norm, [1, H], of x [1, H] before the norm, on a GPU."""
     if _gated(Gated(gpu=True, rows=1, form=form_of(gate_up)[0])) is row_gated:
         return added_linear(row_gated(x_1H, gate_up, norm_H, eps), down, x_1H)
+    assert isinstance(gate_up, PackedWeight), "the other weights of a row are packed"
     return added_linear(packed_gated(rmsnorm(x_1H, norm_H, eps), gate_up), down, x_1H)
 
 

@@ -12,11 +12,12 @@ code. Tensor cores take a plane at a time.
                                                   decodes at once, multiplied exactly in bfloat16
     INT4     column 32 p + e                      a group of 32 is a plane: sums are scaled
 
-The order of columns within a chunk is free: it only has to be that of x (`spread`). NVFP4's scales
+Chunks come first, so that a program that has the same one of many rows reads on without a gap. The
+order of columns within a chunk is free: it only has to be that of x (`spread`). NVFP4's scales
 are kept with five bits of exponent, so that none is subnormal, in the byte whose sign E4M3 wastes.
 
-Traps: code and scale of INT4 have 12 bits together, so their product is not a bfloat16. A group whose
-scale is 0 has codes of 0.
+Traps: code and scale of INT4 have 12 bits together, so their product is not a bfloat16. A group
+whose scale is 0 has codes of 0.
 
 Shape letters: E experts, N outputs, K inputs, C chunks of 256 inputs.
 """
@@ -52,8 +53,8 @@ _ROWS_AT_ONCE = 1 << 24
 class PackedWeight:
     """A weight [N, K] of four bits, or a stack of them [E, N, K].
 
-    words  [..., N, C * 32] int32
-    scale  NVFP4: [..., N, C * 16] uint8; INT4: [..., N, C * 256 / group] float32 or bfloat16
+    words  [..., C, N, 32] int32
+    scale  NVFP4: [..., C, N, 16] uint8; INT4: [..., C, N, 256 / group] float
     row    NVFP4: [..., N] float32; INT4: ones
     k      columns
     """
@@ -69,17 +70,17 @@ class PackedWeight:
     @property
     def shape(self) -> torch.Size:
         """Return the weight's shape."""
-        return torch.Size((*self.words.shape[:-1], self.k))
+        return torch.Size((*self.row.shape, self.k))
 
     @property
     def chunks(self) -> int:
         """Return into how many chunks of columns it is cut."""
-        return self.words.shape[-1] // WORDS
+        return self.words.shape[-3]
 
     @property
     def group(self) -> int:
         """Return how many columns share a scale."""
-        return self.chunks * CHUNK // self.scale.shape[-1]
+        return CHUNK // self.scale.shape[-1]
 
     @property
     def is_nvfp4(self) -> bool:
@@ -106,7 +107,7 @@ def packed_nvfp4(codes: Tensor, scale: Tensor, row: Tensor) -> PackedWeight:
     byte = torch.where(scale > 0, byte, 0).to(torch.uint8)
     row = torch.where((scale >= 0).all(-1), row.float(), torch.nan)  # such scales mean nothing
     byte = torch.nn.functional.pad(byte, (0, -k % CHUNK // NVFP4_GROUP))
-    return PackedWeight(_words(kept, NVFP4), byte.contiguous(), row, k)
+    return PackedWeight(_words(kept, NVFP4), _by_chunk(byte, CHUNK // NVFP4_GROUP), row, k)
 
 
 def packed_int4(codes: Tensor, scale: Tensor) -> PackedWeight:
@@ -120,13 +121,16 @@ def packed_int4(codes: Tensor, scale: Tensor) -> PackedWeight:
     assert group in INT4_GROUPS, f"groups of {group} columns are not packed"
     scale = torch.nn.functional.pad(scale, (0, -(-k // CHUNK) * CHUNK // group - scale.shape[-1]))
     row = torch.ones(codes.shape[:-1], dtype=torch.float32, device=codes.device)
-    return PackedWeight(_words((codes + 8).to(torch.uint8), INT4), scale.contiguous(), row, k)
+    return PackedWeight(
+        _words((codes + 8).to(torch.uint8), INT4), _by_chunk(scale, CHUNK // group), row, k
+    )
 
 
 def unpacked_reference(weight: PackedWeight) -> Tensor:
     """Return the weight in float32 [..., N, K], in plain torch."""
     form, scale = weight.form[0], weight.scale
-    places, words = _BITS[form], weight.words.unflatten(-1, (-1, WORDS // 2, 2))
+    places, words = _BITS[form], weight.words.transpose(-3, -2).unflatten(-1, (-1, 2))
+    scale = scale.transpose(-3, -2).flatten(-2)
     bits = torch.stack([_code(words >> 16 * h, p) for p in places for h in (0, 1)], -1)
     codes = bits.unflatten(-1, (4, _HALVES))  # [..., C, 16, 2, 4, 2]: e // 2, p // 4, p % 4, e % 2
     if form == NVFP4:
@@ -151,7 +155,10 @@ def spread_reference(x_MK: Tensor, form: str) -> Tensor:
 
 def _code(halves: Tensor, places: tuple[int, ...]) -> Tensor:
     """Return the codes whose bits are at these places, the first one highest."""
-    return sum(((halves >> place) & 1) << 3 - i for i, place in enumerate(places))  # type: ignore[return-value]
+    codes = torch.zeros_like(halves)
+    for i, place in enumerate(places):
+        codes |= ((halves >> place) & 1) << 3 - i
+    return codes
 
 
 def _e2m1(codes: Tensor) -> Tensor:
@@ -177,7 +184,13 @@ def _words(codes: Tensor, form: str) -> Tensor:
     step = max(1, _ROWS_AT_ONCE // k)
     for first in range(0, len(rows), step):
         out[first : first + step] = _row_words(rows[first : first + step], form)
-    return out.view(*lead, -1)
+    return _by_chunk(out.view(*lead, -1), WORDS)
+
+
+def _by_chunk(x: Tensor, width: int) -> Tensor:
+    """Return [..., C, N, width] of [..., N, C * width]."""
+    by_chunk: Tensor = x.unflatten(-1, (-1, width)).transpose(-3, -2).contiguous()
+    return by_chunk
 
 
 def _row_words(codes_NK: Tensor, form: str) -> Tensor:

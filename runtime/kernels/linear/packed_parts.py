@@ -2,12 +2,12 @@
 
 Chosen for: within every kernel of packed weights; never alone.
 
-    NVFP4   the bits of a code are moved to where bfloat16 has its sign, exponent and mantissa, which
-            makes it code * 2^-126; times a scale * 2^118 it is exact, and 2^8 is left for the row
+    NVFP4   the bits of a code are moved to where bfloat16 has its sign, exponent and mantissa: that
+            is code * 2^-126; times a scale * 2^118 it is exact, and 2^8 is left for the row
     INT4    the four bits are the lowest of 128 + code, from which 136 is taken
 
-Weights are the left operand of the tensor cores. A thread decodes two words at once, so it needs two
-neighbouring words of a row: the layouts of operands and of wide loads give at least that.
+Weights are the left operand of the tensor cores. A thread decodes two words at once, so it needs
+two neighbouring words of a row: the layouts of operands and of wide loads give at least that.
 
 Trap: in the interpreter there are no instructions of a GPU; the same values are computed from bits.
 
@@ -149,6 +149,7 @@ def tile_sums(
     words,
     scale,
     n,
+    N,
     C,
     first,
     last,
@@ -162,18 +163,19 @@ def tile_sums(
 
     x            spread rows of C * 256 columns
     x_row, used  which row each of BLOCK_M is, and whether it is one
+    n, N         rows of the weight, and how many it has
     first, last  chunks to be multiplied
     """
     GROUPS: tl.constexpr = 256 // GROUP
     e, g = tl.arange(0, 32), tl.arange(0, 16)[None, :]
-    chunk = n[:, None] * C
     column = x_row[None, :] * C * 256 + e[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in tl.range(first, last, num_stages=STAGES):
-        w = tl.load(words + start * 32 + chunk * 32 + e[None, :])
+        chunk = start * N + n[:, None]
+        w = tl.load(words + chunk * 32 + e[None, :])
         s = w
         if FP4:
-            s = tl.load(scale + start * 16 + chunk * 16 + g).to(tl.int32)
+            s = tl.load(scale + chunk * 16 + g).to(tl.int32)
             s = tl.reshape(tl.broadcast_to(s[:, :, None], (BLOCK_N, 16, 2)), (BLOCK_N, 32))
         planes = planes_of(w, s, FP4)
         part = total
@@ -183,7 +185,7 @@ def tile_sums(
                 part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             part = tl.dot(operand(planes[p]), operand(b), part)
             if not FP4 and (p + 1) * 32 % GROUP == 0:
-                s_N = tl.load(scale + start * GROUPS + chunk * GROUPS + p * 32 // GROUP)
+                s_N = tl.load(scale + chunk * GROUPS + p * 32 // GROUP)
                 total += part * s_N.to(tl.float32)
         if FP4:
             total = part

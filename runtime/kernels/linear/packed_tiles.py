@@ -88,6 +88,7 @@ def unpacked(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
         weight.row,
         out,
         rows,
+        weight.shape[-2],
         weight.k,
         weight.chunks,
         FP4=int(weight.is_nvfp4),
@@ -152,12 +153,22 @@ def _sum_parts_kernel(partial, y, size, PARTS: tl.constexpr, BLOCK: tl.constexpr
 
 @jit
 def _unpacked_kernel(
-    words, scale, row, out, N, K, C, FP4: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr
+    words,
+    scale,
+    row,
+    out,
+    ROWS,
+    N,
+    K,
+    C,
+    FP4: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Decode BLOCK_N rows of a chunk."""
+    """Decode BLOCK_N of all ROWS, N for each expert, of a chunk."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    n, c = tl.minimum(rows, N - 1), tl.program_id(1)
-    chunk = (n * C + c)[:, None]
+    n, c = tl.minimum(rows, ROWS - 1), tl.program_id(1)
+    chunk = ((n // N * C + c) * N + n % N)[:, None]
     w = tl.load(words + chunk * 32 + tl.arange(0, 32)[None, :])
     s = w
     if FP4:
@@ -174,9 +185,9 @@ def _unpacked_kernel(
     else:
         value = tl.reshape(tl.permute(value, (0, 4, 3, 2, 1)), (BLOCK_N, 256)).to(tl.float32)
         value *= tl.load(scale + chunk * (256 // GROUP) + (k // GROUP)[None, :]).to(tl.float32)
-    value = (value * row_factor(row, n, rows < N, FP4)[:, None]).to(out.dtype.element_ty)
+    value = (value * row_factor(row, n, rows < ROWS, FP4)[:, None]).to(out.dtype.element_ty)
     k += c * 256
-    tl.store(out + rows[:, None] * K + k[None, :], value, (rows < N)[:, None] & (k < K)[None, :])
+    tl.store(out + rows[:, None] * K + k[None, :], value, (rows < ROWS)[:, None] & (k < K)[None, :])
 
 
 PACKED_CHOICES = [
@@ -186,6 +197,7 @@ PACKED_CHOICES = [
         (64, 4, 4),
         (128, 4, 2),
         (128, 4, 3),
+        (128, 8, 2),
         (128, 8, 3),
         (128, 8, 4),
         (256, 8, 3),
@@ -223,6 +235,7 @@ def _tiles_kernel(
         words,
         scale,
         n,
+        N,
         C,
         first,
         tl.minimum(first + part, C),

@@ -120,7 +120,7 @@ def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
 
 
 def packed_normed(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
-    """Return `norm_row_linear` where the first weight is packed, the norm in a kernel of its own."""
+    """Return `norm_row_linear` of a packed first weight, the norm in a kernel of its own."""
     normed_1H = rmsnorm(x_1H, norm_H, eps)
     return tuple(added_linear(normed_1H, weight) for weight in weights)
 

@@ -23,7 +23,7 @@ size, S inner size of the shared expert.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ STORED = Tensor, Fp8Weight, PackedWeight
 
 
 class Experts(Protocol):
-    """Weights of experts by number: a Tensor [E, N, K], a stack in FP8 or four bits, a lazy reader."""
+    """Weights of experts by number: a Tensor [E, N, K], one in FP8 or four bits, a lazy reader."""
 
     def __getitem__(self, expert: int, /) -> Weight:
         """Return the weight [N, K] of one expert."""
@@ -196,7 +196,7 @@ def expert_terms(
     assert gate_up.shape[1] == 2 * down.shape[2], "gate_up has twice down's inner size"
     packed = serve in (packed_tokens, packed_tiles, unpacked_pairs)
     stacks = (gate_up, down) if packed else (Stored.of(gate_up), Stored.of(down))
-    args = x_TH, *stacks, weights_Tk.contiguous(), experts_Tk.contiguous()
+    args: tuple[Any, ...] = x_TH, *stacks, weights_Tk.contiguous(), experts_Tk.contiguous()
     if serve is w8a8_pairs:
         return w8a8_pairs(*args, codes)
     terms: Tensor | Pairs = serve(*args)

@@ -47,10 +47,7 @@ def packed_tokens(
     experts_Tk: Tensor,
     residual_TH: Tensor | None = None,
 ) -> Tensor:
-    """Return the weighted sum of each token's experts [T, H], added to the residual if there is one.
-
-    Each pair is a row.
-    """
+    """Return the weighted sum of each token's experts [T, H], plus the residual if there is one."""
     k, num_pairs = experts_Tk.shape[1], experts_Tk.numel()
     inner_PF, y_TH = x_TH.new_empty((num_pairs, down.k)), torch.empty_like(x_TH)
     partial = row_parts(x_TH, gate_up, experts_Tk, share=k)
@@ -80,8 +77,8 @@ def unpacked_pairs(
     x_TH: Tensor, gate_up: PackedWeight, down: PackedWeight, weights_Tk: Tensor, experts_Tk: Tensor
 ) -> Pairs:
     """Return the weighted outputs of each token's experts, all of these decoded before."""
-    stacks = [Stored.of(unpacked(weight, x_TH.dtype)) for weight in (gate_up, down)]
-    return tiled_pairs(x_TH, *stacks, weights_Tk, experts_Tk)
+    up, out = Stored.of(unpacked(gate_up, x_TH.dtype)), Stored.of(unpacked(down, x_TH.dtype))
+    return tiled_pairs(x_TH, up, out, weights_Tk, experts_Tk)
 
 
 def _launch(
@@ -142,7 +139,7 @@ def _expert_tiles_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A tile of pairs of one expert; gated, half of its rows of the weight are gate, half are up.
+    """Multiply pairs of one expert; gated, half of the rows of the weight are gate, half are up.
 
     Inner activations are stored spread, for the second product.
     """
@@ -161,6 +158,7 @@ def _expert_tiles_kernel(
         words + expert * N * C * 32,
         scale + expert * N * C * (256 // GROUP),
         n,
+        N,
         C,
         0,
         C,

@@ -35,7 +35,7 @@ WIDTHS = [272, 1280]
 def stored(form, *shape, seed=0, device="cpu"):
     """Return a packed weight and the same in float32."""
     make = torch.Generator().manual_seed(seed)
-    *_, n, k = shape
+    k = shape[-1]
     if form == "nvfp4":
         codes = torch.randint(16, shape, generator=make, dtype=torch.uint8)
         scale = (torch.rand((*shape[:-1], k // 16), generator=make) * 400).to(torch.float8_e4m3fn)
