@@ -34,7 +34,7 @@ from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
-from runtime.load_packed import pack, packed_group
+from runtime.load_packed import pack, packed_group, takes_packed
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
@@ -150,8 +150,8 @@ class Loader:
         return self._fp8(_joined_shape(values), edge, [values])
 
     def _packs(self, groups: Iterable[Sequence[Value]]) -> bool:
-        """Return whether weights of four bits are packed: on a GPU they are decoded to BF16."""
-        kept = self.keep_fp8 and (self.device.type != "cuda" or self.dtype == torch.bfloat16)
+        """Return whether weights are packed in four bits."""
+        kept = self.keep_fp8 and takes_packed(self.device, self.dtype)
         return kept and packed_group(value for values in groups for value in values) is not None
 
     def open(self, name: str) -> Value:

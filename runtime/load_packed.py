@@ -15,12 +15,20 @@ from quant.fourbit.int4 import Int4
 from quant.fourbit.nvfp4 import Nvfp4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.stored import Value
+from runtime.kernels.dispatch import HOPPER
 from runtime.kernels.linear.packed import (
     INT4_GROUPS,
     PackedWeight,
     packed_int4,
     packed_nvfp4,
 )
+
+
+def takes_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether products with packed weights run there: on a GPU, Hopper's in BF16."""
+    if device.type != "cuda":
+        return True
+    return dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == HOPPER
 
 
 def packed_group(values: Iterable[Value]) -> int | None:

@@ -23,7 +23,7 @@ size, S inner size of the shared expert.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -194,12 +194,12 @@ def expert_terms(
     assert isinstance(down, STORED), "the kernels take stored weights"
     assert gate_up.shape[2] == x_TH.shape[1] == down.shape[1], "hidden sizes must agree"
     assert gate_up.shape[1] == 2 * down.shape[2], "gate_up has twice down's inner size"
+    chosen = weights_Tk.contiguous(), experts_Tk.contiguous()
+    if serve is w8a8_pairs:
+        return w8a8_pairs(x_TH, Stored.of(gate_up), Stored.of(down), *chosen, codes)
     packed = serve in (packed_tokens, packed_tiles, unpacked_pairs)
     stacks = (gate_up, down) if packed else (Stored.of(gate_up), Stored.of(down))
-    args: tuple[Any, ...] = x_TH, *stacks, weights_Tk.contiguous(), experts_Tk.contiguous()
-    if serve is w8a8_pairs:
-        return w8a8_pairs(*args, codes)
-    terms: Tensor | Pairs = serve(*args)
+    terms: Tensor | Pairs = serve(x_TH, *stacks, *chosen)
     return terms
 
 
