@@ -44,8 +44,8 @@ def model_of(name: str, device: str) -> Model:
     """Return a random model with an MTP head."""
     size, kind = name.rsplit("-", 1)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = random_model(CONFIGS[size](), device, dtype, fp8=kind == "fp8")
-    make, width = Maker(device, dtype, fp8=kind == "fp8"), model.config.sizes["H"]
+    model = random_model(CONFIGS[size](), device, dtype, stored=kind)
+    make, width = Maker(device, dtype, stored=kind), model.config.sizes["H"]
     layer = make.layer(model.config, "full_attention")
     first, second, last = (make.norm(width) for _ in range(3))
     return replace(model, mtp=Mtp(first, second, make.plain(width, 2 * width), layer, last))

@@ -7,20 +7,20 @@ in a cache; the numbers of layers of one kind repeat.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from formats.family.config import Config, read_config
+from runtime.kernels.linear.packed import PackedWeight, packed_int4, packed_nvfp4
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import MoeWeights
 from runtime.model import Attention, Gdn, Layer, Mlp, Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 COMMON = {
@@ -72,14 +72,16 @@ CONFIGS: dict[str, Callable[[], Config]] = {name: partial(config_of, name) for n
 
 
 def random_model(
-    config: Config, device: str, dtype: torch.dtype, *, fp8: bool, layers: int | None = None
+    config: Config, device: str, dtype: torch.dtype, *, stored: str, layers: int | None = None
 ) -> Model:
     """Return a model without MTP head; FP8 linears quantise their inputs where it pays.
+
+    stored  how its linears are: bf16 (the dtype), fp8, nvfp4 or int4
 
     layers  how many of its decoder layers, if not all
     """
     kinds = config.layer_types if layers is None else _some(config.layer_types, layers)
-    make = Maker(device, dtype, fp8=fp8)
+    make = Maker(device, dtype, stored=stored)
     patterns = {kind: make.layer(config, kind) for kind in dict.fromkeys(kinds)}
     embed = make.plain(config.sizes["V"], config.sizes["H"]).mul_(config.sizes["H"] ** 0.5)
     tied = bool(config.raw.get("tie_word_embeddings"))
@@ -113,8 +115,8 @@ def _copied(value: Any) -> Any:
 class Maker:
     """Makes weights of variance 1 / K in float or FP8, norms near 1 and gates of usual size."""
 
-    def __init__(self, device: str, dtype: torch.dtype, *, fp8: bool) -> None:
-        self.device, self.dtype, self.fp8 = device, dtype, fp8
+    def __init__(self, device: str, dtype: torch.dtype, *, stored: str) -> None:
+        self.device, self.dtype, self.stored = device, dtype, stored
 
     def normal(self, *shape: int) -> Tensor:
         """Return Gaussian numbers in the model dtype."""
@@ -129,14 +131,36 @@ class Maker:
         return self.normal(size).mul_(0.1)
 
     def linear(self, *shape: int) -> Weight:
-        """Return a weight, or a stack of them, in FP8 if that is asked for."""
-        if not self.fp8:
-            return self.plain(*shape)
+        """Return a weight, or a stack of them, stored as was asked for."""
+        return self.MAKERS[self.stored](self, *shape)
+
+    def nvfp4(self, *shape: int) -> PackedWeight:
+        """Return a weight of E2M1 codes, whose mean square is 8.6."""
+        *stack, n, k = shape
+        codes = torch.randint(16, shape, dtype=torch.uint8, device=self.device)
+        scale = torch.rand((*stack, n, k // 16), device=self.device).add_(0.5).mul_(32)
+        row = torch.rand((*stack, n), device=self.device).add_(0.5) / (3.2 * 32 * k**0.5)
+        return packed_nvfp4(codes, scale.to(torch.float8_e4m3fn), row)
+
+    def int4(self, *shape: int) -> PackedWeight:
+        """Return a weight of INT4 codes, usually in groups of 128, whose mean square is 21.5."""
+        *stack, n, k = shape
+        group = BLOCK if k % BLOCK == 0 else 32
+        codes = torch.randint(-8, 8, shape, dtype=torch.int8, device=self.device)
+        scale = torch.rand((*stack, n, k // group), device=self.device).add_(0.5)
+        return packed_int4(codes, (scale / (4.8 * k**0.5)).bfloat16())
+
+    def fp8(self, *shape: int) -> Fp8Weight:
+        """Return a weight in FP8 with scales of blocks."""
         *stack, n, k = shape
         codes = self.normal(*shape).mul_(100).clamp_(-448, 448).to(torch.float8_e4m3fn)
         grid = (*stack, -(-n // BLOCK), -(-k // BLOCK))
         spread = torch.rand(grid, device=self.device).add_(0.5)
         return Fp8Weight(codes, spread / (100 * k**0.5), dynamic=True)
+
+    MAKERS: ClassVar[dict[str, Callable[..., Weight]]] = {
+        "bf16": plain, "fp8": fp8, "nvfp4": nvfp4, "int4": int4,
+    }  # fmt: skip
 
     def layer(self, config: Config, kind: str) -> Layer:
         """Return one decoder layer."""

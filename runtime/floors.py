@@ -4,10 +4,11 @@
     prefill   2 operations for each weight and token; attention over half the prompt on average;
               the delta rule in chunks of 64, 6 d^2 + 8 C d + 2 C^2 / 3 operations a token and head
 
-FP8 holds the linears of mixers and feed-forwards; what the checkpoints keep in BF16 (embedding,
+FP8, or four bits, hold the linears of mixers and feed-forwards; what is kept in BF16 (embedding,
 head, router, the delta rule's a and b, norms) stays BF16. A block's scale is 4 bytes for 128 x 128
-codes. With several sequences a mixture of experts reads the experts that at least one of them is
-expected to choose. The head is applied to the last token of a prompt only.
+codes, that of NVFP4 one for 16, that of INT4 two for 128. With several sequences a mixture of
+experts reads the experts that at least one of them is expected to choose. The head is applied to
+the last token of a prompt only.
 
 Bandwidths and tensor rates are the makers'. No product reaches the latter: floors of prefill take
 the practical 800 and 1500 TFLOP/s of BF16 and FP8 on Hopper, which the best products come near.
@@ -23,6 +24,13 @@ from formats.family.config import Config
 
 BF16_BYTES = 2
 FP8_BYTES = 1 + 4 / 128**2
+# bytes of a weight in the linears of mixers and feed-forwards, by how they are stored
+WIDTHS = {
+    "bf16": BF16_BYTES,
+    "fp8": FP8_BYTES,
+    "nvfp4": 4 / 8 + 1 / 16,
+    "int4": 4 / 8 + 2 / 128,
+}
 STATE_BYTES = 4
 CHUNK = 64
 
@@ -74,9 +82,9 @@ def feed_forward_weights(config: Config, batch: int = 1) -> tuple[float, int]:
     return 3 * s["H"] * (used * s["F"] + s["S"]), (s["E"] + 1) * s["H"]
 
 
-def weight_bytes(config: Config, *, fp8: bool, batch: int = 1) -> float:
+def weight_bytes(config: Config, *, stored: str, batch: int = 1) -> float:
     """Return the bytes of all weights that one step of `batch` sequences reads."""
-    s, width = config.sizes, FP8_BYTES if fp8 else BF16_BYTES
+    s, width = config.sizes, WIDTHS[stored]
     total = float(BF16_BYTES * (s["V"] + 1) * s["H"])
     for kind in config.layer_types:
         for linears, rest in (mixer_weights(config, kind), feed_forward_weights(config, batch)):
@@ -96,10 +104,12 @@ def sequence_bytes(config: Config, context: int) -> float:
 
 
 def decode_floor_ms(
-    config: Config, card: Card, *, fp8: bool, batch: int = 1, context: int = 4096
+    config: Config, card: Card, *, stored: str, batch: int = 1, context: int = 4096
 ) -> float:
     """Return the least milliseconds of a step that gives each of `batch` sequences a token."""
-    moved = weight_bytes(config, fp8=fp8, batch=batch) + batch * sequence_bytes(config, context)
+    moved = weight_bytes(config, stored=stored, batch=batch) + batch * sequence_bytes(
+        config, context
+    )
     return moved / card.bandwidth * 1e3
 
 
@@ -122,10 +132,10 @@ def mixing_flops(config: Config, tokens: int) -> float:
     return gdn * rule + (len(kinds) - gdn) * 4 * s["NH"] * s["HD"] * tokens / 2
 
 
-def prefill_floor_ms(config: Config, card: Card, *, fp8: bool, tokens: int) -> float:
+def prefill_floor_ms(config: Config, card: Card, *, stored: str, tokens: int) -> float:
     """Return the least milliseconds of a prompt; for short ones that of reading the weights."""
-    rate = card.fp8_rate if fp8 else card.bf16_rate
+    rate = card.fp8_rate if stored == "fp8" else card.bf16_rate
     products, mixing = product_flops(config) / rate, mixing_flops(config, tokens) / card.bf16_rate
     computed = tokens * (products + mixing)
-    read = weight_bytes(config, fp8=fp8, batch=tokens) / card.bandwidth
+    read = weight_bytes(config, stored=stored, batch=tokens) / card.bandwidth
     return max(computed, read) * 1e3

@@ -6,7 +6,8 @@ are stored as one: gate and up, q with its gates, k and v, and the four projecti
 rule. Rows are copied a few megabytes at a time and their pages are given back.
 
 FP8 weights are decoded, codes * scale rounded once to the dtype, or with `keep_fp8` stay codes and
-scales wherever the blocks of what is stored together line up; elsewhere they are decoded.
+scales wherever the blocks of what is stored together line up; elsewhere they are decoded. With it,
+weights of four bits are packed: see load_packed.
 A_log, dt_bias and the norm of the delta rule stay float32 where the checkpoint has float32.
 """
 
@@ -33,6 +34,7 @@ from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
+from runtime.load_packed import pack, packed_group, takes_packed
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
@@ -48,7 +50,7 @@ def load_model(
 ) -> Model:
     """Return the text model, with its MTP head if there is one.
 
-    keep_fp8     FP8 weights stay codes and scales
+    keep_fp8     FP8 weights stay codes and scales, those of four bits are packed
     dynamic_fp8  and inputs of more than 16 rows are quantised too
 
     FormatError if the checkpoint's tensors are not what its config says.
@@ -139,12 +141,18 @@ class Loader:
         return out
 
     def linear(self, *names: str) -> Weight:
-        """Return the weights of linears with one input as one, in FP8 if it is kept."""
-        edge = self._edge(names)
+        """Return the weights of linears with one input as one, in FP8 or four bits if kept."""
+        edge, values = self._edge(names), [self.open(name) for name in names]
+        if self._packs([values]):
+            return pack(_joined_shape(values), [values], self.device)
         if edge is None:
             return self.tensor(*names)
-        values = [self.open(name) for name in names]
         return self._fp8(_joined_shape(values), edge, [values])
+
+    def _packs(self, groups: Iterable[Sequence[Value]]) -> bool:
+        """Return whether weights are packed in four bits."""
+        kept = self.keep_fp8 and takes_packed(self.device, self.dtype)
+        return kept and packed_group(value for values in groups for value in values) is not None
 
     def open(self, name: str) -> Value:
         """Open one tensor for reading."""
@@ -233,7 +241,9 @@ class Loader:
         edges = {self._edge(names) for names in groups}
         edge = edges.pop() if len(edges) == 1 else None
         shape = (len(groups), *_joined_shape([self.open(name) for name in groups[0]]))
-        opened = ([self.open(name) for name in names] for names in groups)
+        opened = [[self.open(name) for name in names] for names in groups]
+        if self._packs(opened):
+            return pack(shape, opened, self.device)
         if edge is not None:
             return self._fp8(shape, edge, opened)
         out = self._empty(shape, self.dtype)

@@ -42,10 +42,9 @@ from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
-from runtime.kernels.linear.mlp import mlp
+from runtime.kernels.linear.mlp import mlp, mlp_row
 from runtime.kernels.linear.product import codes_for, codes_linear, linear, takes_codes
-from runtime.kernels.linear.row import norm_row_linear, row_linear
-from runtime.kernels.linear.row_gated import row_gated
+from runtime.kernels.linear.row import added_linear, norm_row_linear
 from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
@@ -249,10 +248,10 @@ def one_row_layer(
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
         mixed = attention_heads(qkv, mixer, pools, context)
-    x = row_linear(mixed, mixer.out, x)
+    x = added_linear(mixed, mixer.out, x)
     if isinstance(weights, MoeWeights):
         return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"]), None
-    return row_linear(row_gated(x, weights.gate_up, layer.post_norm, eps), weights.down, x), None
+    return mlp_row(x, layer.post_norm, eps, weights.gate_up, weights.down), None
 
 
 def mix(

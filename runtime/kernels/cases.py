@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 FLOAT, FP8_BLOCK, FP8_CHANNEL = "float", "FP8, block", "FP8, channel"  # how a weight is stored
+NVFP4, INT4 = "NVFP4", "INT4"  # of four bits, packed
 GROUP = 128  # columns of FP8 that share a scale, in blocks of a weight and in activations
 
 
@@ -20,11 +21,26 @@ class Rows(NamedTuple):
     rows: int
 
 
+class Gated(NamedTuple):
+    """x [rows, K] times gate and up, which are stored as one: fields as in `Product`."""
+
+    gpu: bool
+    rows: int
+    form: str
+
+
+class Added(NamedTuple):
+    """One row times a stored weight, added to the residual stream."""
+
+    gpu: bool
+    form: str
+
+
 class Product(NamedTuple):
     """x [rows, K] times a stored weight.
 
     dtype    of x
-    form     FLOAT, FP8_BLOCK or FP8_CHANNEL
+    form     FLOAT, FP8_BLOCK, FP8_CHANNEL, NVFP4 or INT4
     dynamic  the weight is FP8, and many rows of x are quantised too
     """
 
@@ -94,6 +110,7 @@ class OneToken(NamedTuple):
 
     gpu: bool
     absorbed: bool
+    form: str
 
 
 class Step(NamedTuple):

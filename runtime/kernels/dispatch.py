@@ -37,8 +37,12 @@ from runtime.kernels.cases import (
     FP8_BLOCK,
     FP8_CHANNEL,
     GROUP,
+    INT4,
+    NVFP4,
+    Added,
     ChosenExperts,
     CodesProduct,
+    Gated,
     Heads,
     Inputs,
     NormedRow,
@@ -58,6 +62,8 @@ WIDE_ROW = 2048
 LARGE_WEIGHT = 12 << 20
 WIDEST_STRIP = 2048  # a thread has 32 numbers of x
 FEW_TOKENS = 8
+A_FEW_TOKENS = 4
+PROMPT_TOKENS = 4096
 MANY_TOKENS = 256
 FEW_STATES = 256
 FEW_KEY_HEADS = 64
@@ -69,9 +75,12 @@ ONE_ROW = When("1 row", lambda case: case.rows == 1)
 ROWS = When("2 rows or more", lambda case: case.rows != 1)
 FEW = When(f"{FEW_TOKENS} rows or fewer", lambda case: case.rows <= FEW_TOKENS)
 MORE = When(f"{FEW_TOKENS + 1} rows or more", lambda case: case.rows > FEW_TOKENS)
+A_FEW = When(f"{A_FEW_TOKENS} rows or fewer", lambda case: case.rows <= A_FEW_TOKENS)
+PROMPT = When(f"{PROMPT_TOKENS} rows or more", lambda case: case.rows >= PROMPT_TOKENS)
 MANY = When(f"{MANY_TOKENS} rows or more", lambda case: case.rows >= MANY_TOKENS)
 IN_FLOAT = When("float weight", lambda case: case.form == FLOAT)
-IN_FP8 = When("FP8 weight", lambda case: case.form != FLOAT)
+PACKED = When("four-bit weight", lambda case: case.form in (NVFP4, INT4))
+IN_FP8 = When("FP8 weight", lambda case: case.form in (FP8_BLOCK, FP8_CHANNEL))
 QUANTISED = When(
     f"x quantised: dynamic FP8, over {FEW_ROWS} rows",
     lambda case: case.dynamic and case.rows > FEW_ROWS,
@@ -100,7 +109,7 @@ WIDE = When(
 )
 STRIPS = When(
     f"FP8 weight, {WIDEST_STRIP} columns or fewer",
-    lambda case: case.form != FLOAT and case.k <= WIDEST_STRIP,
+    lambda case: case.form in (FP8_BLOCK, FP8_CHANNEL) and case.k <= WIDEST_STRIP,
 )
 EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
 TILES_OF_CODES = When(
@@ -144,8 +153,14 @@ CODES = Operation("FP8 codes of the rows x before a product", Inputs, (
 
 PRODUCT = Operation("x W^T", Product, (
     Row("linear.product.linear_reference", (NO_GPU,), "plain torch, however W is stored"),
-    Row("linear.row.row_linear", (GPU, ONE_ROW),
+    Row("linear.row.row_linear", (GPU, ONE_ROW, unless(PACKED)),
         "in registers: 87 of FP8 34816 x 5120, in tiles 154 for 4 rows"),
+    Row("linear.packed_rows.packed_row", (GPU, ONE_ROW, PACKED),
+        "x stays in registers: H200, 40 of NVFP4 34816 x 5120, FP8 55"),
+    Row("linear.packed_tiles.packed_linear", (GPU, ROWS, PACKED, unless(DECODED)),
+        "decodes as it reads: H200, 58 for 8 rows of NVFP4 34816 x 5120"),
+    Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
+        "W decoded once, then cuBLAS"),
     Row("linear.product.float_linear", (GPU, ROWS, IN_FLOAT), "cuBLAS"),
     Row("linear.product.tiled_linear", (GPU, ROWS, IN_FP8, unless(QUANTISED), unless(DECODED)),
         "decodes as it reads: 106 for 16 rows of FP8 34816 x 5120"),
@@ -162,21 +177,32 @@ CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
 
 ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
     Row("linear.row.norm_row_linear_reference", (NO_GPU,), "plain torch"),
-    Row("linear.row.normed_within", (GPU, unless(WIDE)),
+    Row("linear.row.packed_normed", (GPU, PACKED),
+        "normed before: a program would norm its columns for every block of rows"),
+    Row("linear.row.normed_within", (GPU, unless(PACKED), unless(WIDE)),
         "every program norms the row again, which costs less than one more kernel"),
     Row("linear.row_strips.strips", (GPU, WIDE, STRIPS),
         "normed once for 16 rows of W: 764 for 785 (normed before), 12 layers of 35B-A3B"),
-    Row("linear.row.normed_before", (GPU, WIDE, unless(STRIPS)),
+    Row("linear.row.normed_before", (GPU, unless(PACKED), WIDE, unless(STRIPS)),
         "norming in every program would take from the bandwidth"),
 ))  # fmt: skip
 
 ROW_NORM = Operation("the norm of one row before a product that needs it whole", NormedRow, (
-    Row("linear.row_parts.normed", (GPU, unless(WIDE)), "within the product, as above"),
-    Row("norm.rms.rmsnorm", (unless(GPU, unless(WIDE)),), "a kernel of its own, as above"),
+    Row("linear.row_parts.normed", (GPU, unless(PACKED), unless(WIDE)),
+        "within the product, as above"),
+    Row("norm.rms.rmsnorm", (unless(GPU, unless(PACKED), unless(WIDE)),),
+        "a kernel of its own, as above"),
 ))  # fmt: skip
 
-GATED = Operation("silu(gate) * up", Rows, (
-    Row("linear.row_gated.row_gated", (GPU, ONE_ROW), "product and gate in one: 93, 27B in FP8"),
+ROW_ADDED = Operation("one row times W^T, added to the residual stream", Added, (
+    Row("linear.row.row_linear", (unless(GPU, PACKED),), "added in registers"),
+    Row("linear.packed_rows.packed_row", (GPU, PACKED), "added where its parts are"),
+))  # fmt: skip
+
+GATED = Operation("silu(gate) * up", Gated, (
+    Row("linear.row_gated.row_gated", (GPU, ONE_ROW, unless(PACKED)),
+        "product and gate in one: 93, 27B in FP8"),
+    Row("linear.packed_rows.packed_gated", (GPU, ONE_ROW, PACKED), "gated where its parts are"),
     Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW),),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
@@ -189,8 +215,13 @@ ROUTER = Operation("logits of the experts", Router, (
 
 EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
     Row("moe.layer.moe_experts_reference", (NO_GPU,), "reads only experts that have tokens"),
-    Row("moe.rows.few_tokens", (GPU, FEW), "each pair is a row: FP8, 4 tokens 62"),
-    Row("moe.tiles.tiled_pairs", (GPU, MORE, unless(QUANTISED)),
+    Row("moe.packed.packed_tokens", (GPU, PACKED, A_FEW), "each pair is a row"),
+    Row("moe.packed.packed_tiles", (GPU, PACKED, unless(A_FEW), unless(PROMPT)),
+        "pairs sorted by expert: H200, 8 tokens 71, 64 tokens 185, FP8 74 and 212"),
+    Row("moe.packed.unpacked_pairs", (GPU, PACKED, PROMPT),
+        "both stacks decoded once: tiles that decode take longer for a prompt"),
+    Row("moe.rows.few_tokens", (GPU, FEW, unless(PACKED)), "each pair is a row: FP8, 4 tokens 62"),
+    Row("moe.tiles.tiled_pairs", (GPU, MORE, unless(PACKED), unless(QUANTISED)),
         "pairs sorted by expert: FP8, 64 tokens 370, 2048 tokens 844"),
     Row("moe.tiles.tiled_codes", (GPU, MORE, QUANTISED, unless(TILES_OF_CODES)),
         "the same on codes, with any scales"),
@@ -199,8 +230,10 @@ EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
 ))  # fmt: skip
 
 ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (
-    Row("moe.row.routed_row", (GPU, ABSORBED),
+    Row("moe.row.routed_row", (GPU, ABSORBED, unless(PACKED)),
         "from the logits to the residual stream in two kernels: 1.77 ms a token, 35B-A3B"),
+    Row("moe.packed.packed_tokens", (GPU, ABSORBED, PACKED),
+        "the choice in a kernel of its own, the sum with the residual"),
     Row("moe.layer.moe_block", (unless(GPU, ABSORBED),), "by EXPERTS, the norm before it"),
 ))  # fmt: skip
 
@@ -231,8 +264,8 @@ PROMPTS = Operation("attention of prompts", Prompt, (
 ))  # fmt: skip
 
 OPERATIONS = (
-    LAYER, CODES, PRODUCT, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, GATED, ROUTER, EXPERTS, ONE_TOKEN,
-    RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
+    LAYER, CODES, PRODUCT, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, ROW_ADDED, GATED, ROUTER, EXPERTS,
+    ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
 )  # fmt: skip
 
 

@@ -37,12 +37,12 @@ PREFILLED = {
 def test_a_decode_step_moves_what_was_counted_by_hand(name):
     config = CONFIGS[name]()
     weights, rest, fp8_ms, bf16_gb, bf16_ms = DECODED[name]
-    assert weight_bytes(config, fp8=True) / 1e9 == pytest.approx(weights, rel=0.002)
+    assert weight_bytes(config, stored="fp8") / 1e9 == pytest.approx(weights, rel=0.002)
     assert sequence_bytes(config, 4096) / 1e9 == pytest.approx(rest, rel=0.01)
-    assert decode_floor_ms(config, H100, fp8=True) == pytest.approx(fp8_ms, rel=0.01)
-    both = weight_bytes(config, fp8=False) + sequence_bytes(config, 4096)
+    assert decode_floor_ms(config, H100, stored="fp8") == pytest.approx(fp8_ms, rel=0.01)
+    both = weight_bytes(config, stored="bf16") + sequence_bytes(config, 4096)
     assert both / 1e9 == pytest.approx(bf16_gb, rel=0.005)
-    assert decode_floor_ms(config, H100, fp8=False) == pytest.approx(bf16_ms, rel=0.01)
+    assert decode_floor_ms(config, H100, stored="bf16") == pytest.approx(bf16_ms, rel=0.01)
 
 
 @pytest.mark.parametrize("name", PREFILLED)
@@ -51,23 +51,25 @@ def test_a_prompt_takes_the_operations_counted_by_hand(name):
     products, mixing, bf16_ms, fp8_ms = PREFILLED[name]
     assert product_flops(config) / 1e9 == pytest.approx(products, rel=0.01)
     assert mixing_flops(config, 8192) / 1e9 == pytest.approx(mixing, rel=0.02)
-    assert prefill_floor_ms(config, H100, fp8=False, tokens=8192) == pytest.approx(
+    assert prefill_floor_ms(config, H100, stored="bf16", tokens=8192) == pytest.approx(
         bf16_ms, rel=0.01
     )
-    assert prefill_floor_ms(config, H100, fp8=True, tokens=8192) == pytest.approx(fp8_ms, rel=0.01)
+    assert prefill_floor_ms(config, H100, stored="fp8", tokens=8192) == pytest.approx(
+        fp8_ms, rel=0.01
+    )
 
 
 def test_more_sequences_read_more_experts_but_no_more_than_there_are():
     config = CONFIGS["35B-A3B"]()
-    one, eight, many = (weight_bytes(config, fp8=True, batch=b) for b in (1, 8, 100_000))
+    one, eight, many = (weight_bytes(config, stored="fp8", batch=b) for b in (1, 8, 100_000))
     assert one < eight < 8 * one
     assert many == pytest.approx(35.7e9 - 2 * 248320 * 2048, rel=0.01)
 
 
 def test_a_short_prompt_is_bounded_by_reading_the_weights():
     config = CONFIGS["27B"]()
-    read = weight_bytes(config, fp8=True) / H100.bandwidth * 1e3
-    assert prefill_floor_ms(config, H100, fp8=True, tokens=16) == read
+    read = weight_bytes(config, stored="fp8") / H100.bandwidth * 1e3
+    assert prefill_floor_ms(config, H100, stored="fp8", tokens=16) == read
 
 
 @pytest.mark.parametrize(

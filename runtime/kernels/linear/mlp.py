@@ -19,13 +19,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import silu
 
-from runtime.kernels.cases import Rows
+from runtime.kernels.cases import Gated
 from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.linear.packed import PackedWeight
+from runtime.kernels.linear.packed_rows import packed_gated
 from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
-from runtime.kernels.linear.row_gated import row_gated, silu_times
-from runtime.kernels.linear.weight import BLOCK
+from runtime.kernels.linear.row import added_linear
+from runtime.kernels.linear.row_gated import row_gated
+from runtime.kernels.linear.row_parts import silu_times
+from runtime.kernels.linear.weight import BLOCK, form_of
+from runtime.kernels.norm.rms import rmsnorm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,9 +80,19 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    if _gated(Rows(use_triton(x_TH), x_TH.shape[0])) is row_gated:
-        return row_gated(x_TH, gate_up)
-    return silu_mul(linear(x_TH, gate_up, codes))
+    serve = _gated(Gated(use_triton(x_TH), x_TH.shape[0], form_of(gate_up)[0]))
+    if serve is silu_mul:
+        return silu_mul(linear(x_TH, gate_up, codes))
+    out_TF: Tensor = serve(x_TH, gate_up)
+    return out_TF
+
+
+def mlp_row(x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
+    """Return x plus the feed-forward of its norm, [1, H], of x [1, H] before the norm, on a GPU."""
+    if _gated(Gated(gpu=True, rows=1, form=form_of(gate_up)[0])) is row_gated:
+        return added_linear(row_gated(x_1H, gate_up, norm_H, eps), down, x_1H)
+    assert isinstance(gate_up, PackedWeight), "the other weights of a row are packed"
+    return added_linear(packed_gated(rmsnorm(x_1H, norm_H, eps), gate_up), down, x_1H)
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
@@ -139,4 +154,4 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     tl.store(scale + tl.program_id(1) * height + t, s, mask=t < T)
 
 
-_gated = GATED.bind(row_gated, silu_mul)
+_gated = GATED.bind(row_gated, packed_gated, silu_mul)

@@ -1,4 +1,4 @@
-"""Linear layers on stored weights: float, or FP8 E4M3 with scales of 128 x 128 blocks or of rows.
+"""Linear layers on stored weights: float, four bits, or FP8 E4M3 with scales of blocks or rows.
 
 Chosen for: every `PRODUCT`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`: it asks the table. What
 cuBLAS computes is here.
@@ -32,6 +32,8 @@ from runtime.kernels.encode.rows import (
     quantize_rows_reference,
 )
 from runtime.kernels.launch import capability, use_triton
+from runtime.kernels.linear.packed_rows import packed_row
+from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
 from runtime.kernels.linear.row import row_linear
 from runtime.kernels.linear.tiles import tile_product
 from runtime.kernels.linear.weight import (
@@ -85,7 +87,7 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     """Return x @ weight.T [..., N] in x's dtype, whatever the weight is stored in.
 
     x       [..., K]
-    weight  [N, K] in x's dtype, or an Fp8Weight
+    weight  [N, K] in x's dtype, an Fp8Weight or a PackedWeight
     codes   those of x, from room of `codes_for`, if there are any: x is not quantised again
     """
     if x.ndim != 2:
@@ -163,5 +165,13 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
 _codes = CODES.remembered(CODES.choose)
 _codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
 _product = PRODUCT.bind(
-    linear_reference, row_linear, float_linear, tiled_linear, decoded_linear, quantised_linear
+    linear_reference,
+    row_linear,
+    packed_row,
+    packed_linear,
+    unpacked_linear,
+    float_linear,
+    tiled_linear,
+    decoded_linear,
+    quantised_linear,
 )

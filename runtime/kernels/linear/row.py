@@ -1,6 +1,6 @@
 """One row times a stored weight: what decoding a single sequence consists of.
 
-Chosen for: `PRODUCT` and `ROW_PRODUCTS` of one row on a GPU.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.cases import NormedRow
-from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_NORM, ROW_PRODUCTS
+from runtime.kernels.cases import Added, NormedRow
+from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_ADDED, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.row_parts import (
     add_products,
     finished,
@@ -44,12 +45,12 @@ from runtime.kernels.linear.row_parts import (
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import (
     NO_PRODUCT,
-    Fp8Weight,
     Stored,
     Weight,
     check_row,
     form_of,
     product_reference,
+    stored_bytes,
 )
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -118,13 +119,25 @@ def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
     return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
 
 
+def packed_normed(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+    """Return `norm_row_linear` of a packed first weight, the norm in a kernel of its own."""
+    normed_1H = rmsnorm(x_1H, norm_H, eps)
+    return tuple(added_linear(normed_1H, weight) for weight in weights)
+
+
+def added_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
+    """Return `row_linear`, whatever the weight is stored in."""
+    y_1N: Tensor = _added(Added(use_triton(x_1K), form_of(weight)[0]))(x_1K, weight, residual_1N)
+    return y_1N
+
+
 def normed_and_linear(
     x_1H: Tensor, norm_H: Tensor, eps: float, weight: Weight
 ) -> tuple[Tensor, Tensor]:
     """Return norm(x) [1, H] too, besides what `norm_row_linear` makes of one weight."""
     if is_normed_before(x_1H, weight):
         normed_1H = rmsnorm(x_1H, norm_H, eps)
-        return normed_1H, row_linear(normed_1H, weight)
+        return normed_1H, added_linear(normed_1H, weight)
     normed_1H = torch.empty_like(x_1H)
     (y_1N,) = _launch(x_1H, norm_H, eps, None, weight, kept=normed_1H)
     return normed_1H, y_1N
@@ -136,8 +149,7 @@ def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
 
 
 def _case(x_1H: Tensor, weight: Weight) -> NormedRow:
-    values = weight.codes if isinstance(weight, Fp8Weight) else weight
-    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], values.nbytes)
+    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
@@ -336,5 +348,8 @@ def _rows_kernel(
         )
 
 
-_products = ROW_PRODUCTS.bind(norm_row_linear_reference, normed_within, normed_before, strips)
+_added = ROW_ADDED.bind(row_linear, packed_row)
+_products = ROW_PRODUCTS.bind(
+    norm_row_linear_reference, packed_normed, normed_within, normed_before, strips
+)
 _norm = ROW_NORM.bind(normed, rmsnorm)

@@ -30,6 +30,7 @@ from runtime.kernels.linear.row_parts import (
     part_scales,
     root_mean,
     row_scales,
+    silu_times,
     weight_part,
     x_part,
 )
@@ -150,19 +151,6 @@ def gated_sums(
             gate = add_products(gate, g, x_K, sg, EDGE)
             up = add_products(up, u, x_K, su, EDGE)
     return finished(gate, sg_N, EDGE), finished(up, su_N, EDGE)
-
-
-@jit
-def rounded(x, like):
-    """Return x rounded to the dtype of the pointer `like`, in float32."""
-    return x.to(like.dtype.element_ty).to(tl.float32)
-
-
-@jit
-def silu_times(gate, up, like):
-    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
-    gate = rounded(gate, like)
-    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)
 
 
 @jit

@@ -117,3 +117,16 @@ def finished(total, s_N, EDGE: tl.constexpr):
     if EDGE == 1:
         y *= s_N.to(tl.float32)
     return y
+
+
+@jit
+def rounded(x, like):
+    """Return x rounded to the dtype of the pointer `like`, in float32."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@jit
+def silu_times(gate, up, like):
+    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
+    gate = rounded(gate, like)
+    return rounded(gate * tl.sigmoid(gate), like) * rounded(up, like)

@@ -1,4 +1,4 @@
-"""Weights as they are stored: in a float dtype, or in FP8 E4M3 with scales.
+"""Weights as they are stored: in a float dtype, in FP8 E4M3 with scales, or in four bits (packed).
 
 Chosen for: every product: `form_of` gives what a choice depends on, `dequant` decodes for `PRODUCT`
 with 512 rows or more.
@@ -25,6 +25,7 @@ from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
 from runtime.kernels.dispatch import FEW_ROWS
 from runtime.kernels.launch import jit, tl, use_triton, widen
 from runtime.kernels.linear.cpu import times_rows
+from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
 
 BLOCK = 128
 _STRIP = 8 * BLOCK
@@ -70,7 +71,7 @@ class Fp8Weight:
         return self.dynamic and num_rows > FEW_ROWS
 
 
-Weight: TypeAlias = Tensor | Fp8Weight
+Weight: TypeAlias = Tensor | Fp8Weight | PackedWeight
 
 
 # what a kernel of two products takes where there is but one
@@ -113,7 +114,14 @@ class Stored(NamedTuple):
 
 def form_of(weight: Weight) -> tuple[str, bool]:
     """Return how a weight is stored, and whether many rows of x are quantised too."""
-    return weight.form if isinstance(weight, Fp8Weight) else _FLOAT
+    return _FLOAT if isinstance(weight, Tensor) else weight.form
+
+
+def stored_bytes(weight: Weight) -> int:
+    """Return the bytes of a weight's numbers, without those of scales."""
+    if isinstance(weight, Fp8Weight):
+        return weight.codes.nbytes
+    return weight.nbytes if isinstance(weight, Tensor) else weight.words.nbytes
 
 
 def check_row(x_1K: Tensor, *weights: Stored) -> int:
@@ -165,6 +173,9 @@ def product_reference(x_MK: Tensor, weight: Weight) -> Tensor:
     """Return x @ weight.T in x's dtype, x not being quantised, in plain torch."""
     if isinstance(weight, Fp8Weight):
         return linear_fp8_reference(x_MK, weight.codes, weight.scale)
+    if isinstance(weight, PackedWeight):
+        x = widen(x_MK)
+        return times_rows(x, unpacked_reference(weight).to(x.dtype)).to(x_MK.dtype)
     return times_rows(x_MK, weight)
 
 

@@ -34,9 +34,11 @@ from runtime.kernels.dispatch import EXPERTS, ONE_TOKEN, ROUTER
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
+from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
 from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
+from runtime.kernels.moe.packed import packed_tiles, packed_tokens, unpacked_pairs
 from runtime.kernels.moe.routing import (
     route,
     route_absorbed,
@@ -48,9 +50,11 @@ from runtime.kernels.moe.tiles import tiled_codes, tiled_pairs
 from runtime.kernels.moe.w8a8 import w8a8_pairs
 from runtime.kernels.norm.rms import rmsnorm
 
+STORED = Tensor, Fp8Weight, PackedWeight
+
 
 class Experts(Protocol):
-    """Weights of experts by number: a Tensor [E, N, K], an Fp8Weight stack, or a lazy reader."""
+    """Weights of experts by number: a Tensor [E, N, K], one in FP8 or four bits, a lazy reader."""
 
     def __getitem__(self, expert: int, /) -> Weight:
         """Return the weight [N, K] of one expert."""
@@ -139,9 +143,16 @@ def padded_logits(x_TH: Tensor, router: Tensor) -> Tensor:
 def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: int) -> Tensor:
     """Return x plus the sparse feed-forward of its norm, [1, H], of x [1, H] before the norm."""
     absorbed = weights.shared_gate_up is None
-    if _one_token(OneToken(use_triton(x_1H), absorbed)) is moe_block:
+    form = form_of(weights.gate_up)[0] if isinstance(weights.gate_up, STORED) else FLOAT
+    serve = _one_token(OneToken(use_triton(x_1H), absorbed, form))
+    if serve is moe_block:
         return x_1H + moe_block(rmsnorm(x_1H, norm_H, eps), weights, k)
     normed_1H, logits = normed_and_linear(x_1H, norm_H, eps, weights.router)
+    if serve is packed_tokens:
+        assert isinstance(weights.gate_up, PackedWeight)
+        assert isinstance(weights.down, PackedWeight)
+        chosen = route_absorbed(logits, k)
+        return packed_tokens(normed_1H, weights.gate_up, weights.down, *chosen, x_1H)
     stored = Stored.of(weights.gate_up), Stored.of(weights.down)
     return routed_row(normed_1H, *stored, logits, k, x_1H)
 
@@ -179,13 +190,16 @@ def expert_terms(
         return moe_experts_reference(x_TH, gate_up, down, weights_Tk, experts_Tk)
     assert x_TH.is_contiguous(), "x must be contiguous"
     assert experts_Tk.shape == weights_Tk.shape, "one weight for each chosen expert"
-    up, out = Stored.of(gate_up), Stored.of(down)
-    assert up.values.shape[2] == x_TH.shape[1] == out.values.shape[1], "hidden sizes must agree"
-    assert up.values.shape[1] == 2 * out.values.shape[2], "gate_up has twice down's inner size"
-    args = x_TH, up, out, weights_Tk.contiguous(), experts_Tk.contiguous()
+    assert isinstance(gate_up, STORED), "the kernels take stored weights"
+    assert isinstance(down, STORED), "the kernels take stored weights"
+    assert gate_up.shape[2] == x_TH.shape[1] == down.shape[1], "hidden sizes must agree"
+    assert gate_up.shape[1] == 2 * down.shape[2], "gate_up has twice down's inner size"
+    chosen = weights_Tk.contiguous(), experts_Tk.contiguous()
     if serve is w8a8_pairs:
-        return w8a8_pairs(*args, codes)
-    terms: Tensor | Pairs = serve(*args)
+        return w8a8_pairs(x_TH, Stored.of(gate_up), Stored.of(down), *chosen, codes)
+    packed = serve in (packed_tokens, packed_tiles, unpacked_pairs)
+    stacks = (gate_up, down) if packed else (Stored.of(gate_up), Stored.of(down))
+    terms: Tensor | Pairs = serve(x_TH, *stacks, *chosen)
     return terms
 
 
@@ -193,10 +207,19 @@ def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
     gpu, (num_tokens, hidden) = use_triton(x_TH), x_TH.shape
     if not gpu:  # gate_up may be anything that gives one expert's weight
         return ChosenExperts(gpu, num_tokens, FLOAT, dynamic=False, hidden=hidden, inner=0)
-    assert isinstance(gate_up, Tensor | Fp8Weight), "the kernels take Tensors and Fp8Weights"
+    assert isinstance(gate_up, STORED), "the kernels take stored weights"
     return ChosenExperts(gpu, num_tokens, *form_of(gate_up), hidden, gate_up.shape[1] // 2)
 
 
 _router = ROUTER.bind(padded_logits, linear)
-_one_token = ONE_TOKEN.bind(routed_row, moe_block)
-_experts = EXPERTS.bind(moe_experts_reference, few_tokens, tiled_pairs, tiled_codes, w8a8_pairs)
+_one_token = ONE_TOKEN.bind(routed_row, packed_tokens, moe_block)
+_experts = EXPERTS.bind(
+    moe_experts_reference,
+    packed_tokens,
+    packed_tiles,
+    unpacked_pairs,
+    few_tokens,
+    tiled_pairs,
+    tiled_codes,
+    w8a8_pairs,
+)

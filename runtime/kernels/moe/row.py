@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.linear.row_gated import silu_times
-from runtime.kernels.linear.row_parts import x_part
+from runtime.kernels.linear.row_parts import silu_times, x_part
 from runtime.kernels.moe.routing import order_keys, take_best
 from runtime.kernels.moe.row_down import down_kernel, row_products
 from runtime.kernels.overlap import ask, early, start_next, wait_for_inputs

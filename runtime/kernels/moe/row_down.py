@@ -16,7 +16,7 @@ Shape letters: E routed experts, H hidden, F inner size.
 from __future__ import annotations
 
 from runtime.kernels.launch import jit, tl
-from runtime.kernels.linear.row_gated import rounded
+from runtime.kernels.linear.row_parts import rounded
 from runtime.kernels.moe.routing import likeliest
 from runtime.kernels.overlap import start_next, wait_for_inputs
 

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.linear.row import row_blocks
-from runtime.kernels.linear.row_gated import gated_sums, rounded, silu_times
+from runtime.kernels.linear.row_gated import gated_sums
 from runtime.kernels.linear.row_parts import (
     add_products,
     finished,
     no_products,
     part_scales,
+    rounded,
     row_scales,
+    silu_times,
     weight_part,
     x_part,
 )

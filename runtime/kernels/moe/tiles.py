@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.launch import autotune, jit, tl
-from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.linear.tiles import add_product, block_of_rows, scale_rows
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe.sort import expert_block, expert_blocks

@@ -29,7 +29,7 @@ import torch
 
 from runtime.kernels.encode.rows import quantize_rows, quantized
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
-from runtime.kernels.linear.row_gated import rounded, silu_times
+from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.linear.tiles import block_of_rows
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe.sort import block_of, expert_blocks

@@ -11,7 +11,7 @@ Shape letters: P pairs of a token and an expert, H hidden, F inner size, G group
 from __future__ import annotations
 
 from runtime.kernels.launch import autotune, jit, operand, tl
-from runtime.kernels.linear.row_gated import rounded
+from runtime.kernels.linear.row_parts import rounded
 from runtime.kernels.moe.sort import block_of
 
 

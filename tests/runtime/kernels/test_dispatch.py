@@ -20,8 +20,12 @@ from runtime.kernels.cases import (
     FLOAT,
     FP8_BLOCK,
     FP8_CHANNEL,
+    INT4,
+    NVFP4,
+    Added,
     ChosenExperts,
     CodesProduct,
+    Gated,
     Heads,
     Inputs,
     NormedRow,
@@ -46,9 +50,11 @@ from runtime.kernels.linear.weight import BLOCK, Fp8Weight, form_of
 
 KERNELS = Path(dispatch.__file__).parent
 BOTH = (False, True)
-COUNTS = (1, 2, 8, 9, 16, 17, 64, 255, 256, 511, 512, 8192)
+COUNTS = (1, 2, 4, 5, 8, 9, 16, 17, 64, 255, 256, 511, 512, 8192)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-STORED = [(FLOAT, False), *itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH)]
+FP8 = list(itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH))
+PACKED = (NVFP4, INT4)
+STORED = [(FLOAT, False), *FP8, *((form, False) for form in PACKED)]
 SCALES = (torch.float32, torch.bfloat16)
 # one group; ragged groups; cuBLAS's multiples or not; strips; wide and large, or either
 SIZES = [(20, 128), (24, 300), (32, 256), (1100, 1001), (1024, 1024), (40, 2048), (12288, 2048)]
@@ -61,15 +67,13 @@ def products():
 
 
 def inputs():
-    for gpu, rows, stored, (_, k) in itertools.product(BOTH, COUNTS, STORED, SIZES):
+    for gpu, rows, stored, (_, k) in itertools.product(BOTH, COUNTS, [STORED[0], *FP8], SIZES):
         yield Inputs(gpu, rows, *stored, k)
 
 
 def codes_products():
     cards = ((9, 0), (8, 0), (0, 0))
-    for card, dtype, (form, _), scale, size in itertools.product(
-        cards, DTYPES, STORED[1:], SCALES, SIZES
-    ):
+    for card, dtype, (form, _), scale, size in itertools.product(cards, DTYPES, FP8, SCALES, SIZES):
         yield CodesProduct(card, dtype, form, scale, *size)
 
 
@@ -93,7 +97,15 @@ CASES = {
     NormedRow: normed_rows,
     Router: lambda: itertools.starmap(Router, itertools.product(BOTH, COUNTS, (8, 256, 257, 7))),
     ChosenExperts: experts,
-    OneToken: lambda: itertools.starmap(OneToken, itertools.product(BOTH, BOTH)),
+    OneToken: lambda: itertools.starmap(
+        OneToken, itertools.product(BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+    ),
+    Gated: lambda: itertools.starmap(
+        Gated, itertools.product(BOTH, COUNTS, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+    ),
+    Added: lambda: itertools.starmap(
+        Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+    ),
     Step: lambda: itertools.starmap(
         Step, itertools.product(BOTH, (16, 48, 255, 256, 384, 3072), BOTH)
     ),
@@ -133,6 +145,11 @@ def codes_before(case):
 def product_before(case):
     if not case.gpu:
         return "linear.product.linear_reference"
+    if case.form in PACKED:
+        if case.rows == 1:
+            return "linear.packed_rows.packed_row"
+        decoded = case.rows >= 512 and case.dtype != torch.float32
+        return "linear.packed_tiles." + ("unpacked_linear" if decoded else "packed_linear")
     if case.rows == 1:
         return "linear.row.row_linear"
     if case.form == FLOAT:
@@ -162,6 +179,8 @@ def apart(case):
 def row_products_before(case):
     if not case.gpu:
         return "linear.row.norm_row_linear_reference"
+    if case.form in PACKED:
+        return "linear.row.packed_normed"
     if not apart(case):
         return "linear.row.normed_within"
     if case.form != FLOAT and case.k <= 2048:
@@ -170,12 +189,20 @@ def row_products_before(case):
 
 
 def row_norm_before(case):
-    return "norm.rms.rmsnorm" if not case.gpu or apart(case) else "linear.row_parts.normed"
+    before = not case.gpu or case.form in PACKED or apart(case)
+    return "norm.rms.rmsnorm" if before else "linear.row_parts.normed"
+
+
+def row_added_before(case):
+    packed = case.gpu and case.form in PACKED
+    return "linear.packed_rows.packed_row" if packed else "linear.row.row_linear"
 
 
 def gated_before(case):
-    one = case.rows == 1 and case.gpu
-    return "linear.row_gated.row_gated" if one else "linear.mlp.silu_mul"
+    if case.rows != 1 or not case.gpu:
+        return "linear.mlp.silu_mul"
+    packed = case.form in PACKED
+    return "linear.packed_rows.packed_gated" if packed else "linear.row_gated.row_gated"
 
 
 def router_before(case):
@@ -187,6 +214,9 @@ def router_before(case):
 def experts_before(case):
     if not case.gpu:
         return "moe.layer.moe_experts_reference"
+    if case.form in PACKED:
+        few = "packed_tokens" if case.rows <= FEW_PACKED else "packed_tiles"
+        return "moe.packed." + ("unpacked_pairs" if case.rows >= 4096 else few)
     if case.rows <= 8:
         return "moe.rows.few_tokens"
     quantise, by_block = quantises(case), case.form == FP8_BLOCK
@@ -196,7 +226,9 @@ def experts_before(case):
 
 
 def one_token_before(case):
-    return "moe.layer.moe_block" if not case.absorbed or not case.gpu else "moe.row.routed_row"
+    if not case.absorbed or not case.gpu:
+        return "moe.layer.moe_block"
+    return "moe.packed.packed_tokens" if case.form in PACKED else "moe.row.routed_row"
 
 
 def rule_step_before(case):
@@ -233,6 +265,7 @@ BEFORE = {
     dispatch.CODES_PRODUCT: codes_product_before,
     dispatch.ROW_PRODUCTS: row_products_before,
     dispatch.ROW_NORM: row_norm_before,
+    dispatch.ROW_ADDED: row_added_before,
     dispatch.GATED: gated_before,
     dispatch.ROUTER: router_before,
     dispatch.EXPERTS: experts_before,
@@ -242,6 +275,7 @@ BEFORE = {
     dispatch.ATTENTION: attention_before,
     dispatch.PROMPTS: prompts_before,
 }
+FEW_PACKED = dispatch.A_FEW_TOKENS
 each_operation = pytest.mark.parametrize(
     "operation", dispatch.OPERATIONS, ids=lambda operation: operation.name
 )
