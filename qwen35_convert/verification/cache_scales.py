@@ -67,7 +67,7 @@ def _told(proof: Proof, count: int, *, again: bool) -> dict[str, Any] | None:
     """Return what the report says of the scales; None if there are none."""
     if not count:
         return None
-    why = None if again else proof.no_text or "source, recipe and text are not at hand"
+    why = None if again else proof.no_text or "source, recipe and text are not available"
     return {"scales": count, "proof": "again" if again else "bounds", "why": why}
 
 

@@ -146,7 +146,7 @@ def test_a_missing_text_is_said(nano_path, tmp_path):
     text.unlink()
     report = q.verify(tmp_path / "out", nano_path)
     assert report.passed, report.failures
-    assert "not at hand" in report.calibration["why"]
+    assert "not available" in report.calibration["why"]
 
 
 @pytest.mark.parametrize(
