@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
 PATIENCE = 60.0  # seconds; no loop compiles for so long
+SHORT = 0.4  # seconds, that a small loop takes
 PAUSE = 0.02
 
 
@@ -35,7 +36,7 @@ class Missing(Enum):
     """What happens where a loop is not in the cache.
 
     WAIT    it is compiled; if another process does so, that is waited for
-    SKIP    it is compiled; if another process does so, NotCompiledError is raised
+    SKIP    it is compiled; if another process does so and it takes long, NotCompiledError is raised
     REFUSE  NotCompiledError is raised
     """
 
@@ -90,15 +91,19 @@ class SharedCache(FunctionCache):
 
     def _acquire(self) -> None:
         self._release()  # of a compilation that failed
-        until = time.monotonic() + PATIENCE
+        skips = _missing.get() is Missing.SKIP
+        until = time.monotonic() + (SHORT if skips else PATIENCE)
         try:
             self._impl.locator.ensure_cache_path()
             path = Path(self.cache_path, f"{self._impl.filename_base}.lock")
             self._lock = path.open("ab")
-            while not _locked(self._lock) and time.monotonic() < until:
-                if _missing.get() is Missing.SKIP:
+            while not _locked(self._lock):
+                if time.monotonic() < until:
+                    time.sleep(PAUSE)
+                elif skips:
                     raise NotCompiledError(self._name)
-                time.sleep(PAUSE)
+                else:
+                    break
         except OSError:
             self._release()
 

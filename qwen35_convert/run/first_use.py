@@ -1,7 +1,7 @@
 """The loops of a plan's schemes, ready before the first byte: loaded, or compiled at a first use.
 
 Compiling holds one lock of a process, so on Linux two do it, if there are two schemes or more: this
-one begins with the first scheme, a forked one with the last, and neither takes up a loop that the
+one begins with the first scheme, a forked one half-way down, and neither takes up a loop that the
 other has begun. The fork happens only while this process has one thread of Python, and its absence
 changes nothing but the time.
 """
@@ -12,7 +12,6 @@ import gc
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,6 @@ from quant.stored import each_row
 from qwen35_convert.options import default_workers
 
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
-PAUSE = 0.1  # seconds; a scheme that waits runs from its beginning each time
 
 
 def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], object]) -> None:
@@ -35,7 +33,8 @@ def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], ob
         say(f"compiling loops for {names} (first use, a few seconds)")
         gc.freeze()  # a collection would look at all that torch has made, again and again
         try:
-            with _second_process(missing[::-1], verify=verify):
+            half = len(missing) // 2
+            with _second_process(missing[half:] + missing[:half], verify=verify):
                 _compile(missing, verify=verify)
         finally:
             gc.unfreeze()
@@ -75,7 +74,6 @@ def _compile(schemes: Iterable[Scheme], *, verify: bool) -> None:
                 warm(scheme, verify=verify)
         except NotCompiledError:
             waiting.append(scheme)
-            time.sleep(PAUSE)
 
 
 @contextmanager
