@@ -34,9 +34,9 @@ from runtime.layerwise import Progress, Walk
 from runtime.softmax import Divergence, Softmax
 from runtime.workers import Workers
 
-_BLOCK_ROWS = 512
+BLOCK_ROWS = 512
 _MEAN_TOKENS = 128
-_STRIP_CELLS = 1 << 21
+STRIP_CELLS = 1 << 21
 Block = tuple[slice, Divergence, Tensor, Tensor]
 
 
@@ -172,10 +172,10 @@ def _diverged(
 
 def _blocks(walks: Sequence[Walk], ends: Sequence[Tensor], ids_NT: Tensor) -> Iterator[Block]:
     """Yield ranges of rows, each with the divergence of its tokens and the head's two inputs."""
-    targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), _BLOCK_ROWS)
-    sides = [torch.split(x, _BLOCK_ROWS) for x in ends]
+    targets = torch.split(ids_NT.roll(-1, 1).flatten().long(), BLOCK_ROWS)
+    sides = [torch.split(x, BLOCK_ROWS) for x in ends]
     for i, (target, *streams) in enumerate(zip(targets, *sides, strict=True)):
-        start = i * _BLOCK_ROWS
+        start = i * BLOCK_ROWS
         source, artifact = (walk.hidden(x) for walk, x in zip(walks, streams, strict=True))
         yield slice(start, start + len(target)), Divergence(target), source, artifact
 
@@ -211,7 +211,7 @@ def _check_alike(source: Config, artifact: Config) -> None:
 
 def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
     norm, error = 0.0, 0.0
-    parts = (torch.split(x, _BLOCK_ROWS) for x in (source_RH, artifact_RH))
+    parts = (torch.split(x, BLOCK_ROWS) for x in (source_RH, artifact_RH))
     for source, artifact in zip(*parts, strict=True):
         norm += float(source.double().square().sum())
         error += float((artifact.double() - source).square().sum())
@@ -221,9 +221,9 @@ def _relative_error(source_RH: Tensor, artifact_RH: Tensor) -> float:
 
 
 def _head_strips(walk: Walk) -> Iterator[Tensor]:
-    """Yield the rows of the head, [some of V, H], such that a block's logits fit _STRIP_CELLS."""
+    """Yield the rows of the head, [some of V, H], such that a block's logits fit STRIP_CELLS."""
     head = walk.loader.open(walk.head)
-    width, step = head.shape[0], max(1, _STRIP_CELLS // max(_BLOCK_ROWS, head.shape[1]))
+    width, step = head.shape[0], max(1, STRIP_CELLS // max(BLOCK_ROWS, head.shape[1]))
     for start in range(0, width, step):
         stop = min(start + step, width)
         yield walk.loader.strip(head, start, stop)

@@ -7,7 +7,7 @@ the source's layers; its head is applied again. For 0.8B that takes 0.76 of the 
 
 A file is written aside and renamed, so one in place is whole. Its name is a digest of everything
 the streams depend on: the source's files (path, size, time of change), the tokens, the device, the
-versions of qwen35 and torch. Files are never removed here.
+pieces in which logits are computed, the versions of qwen35 and torch. Files are never removed here.
 
 Shape letters: N texts, T tokens of each, R = N*T rows, H hidden size.
 """
@@ -128,11 +128,14 @@ def _tile(infos: Sequence[TensorInfo], rows: slice, columns: slice) -> tuple[int
 def _digest(source: Checkpoint, ids_NT: Tensor, device: str) -> str:
     import torch
 
+    from runtime.compare import BLOCK_ROWS, STRIP_CELLS
+
     files = [(path.resolve(), path.stat()) for path in source.read_files()]
     key = {
         "files": [(str(path), status.st_size, status.st_mtime_ns) for path, status in files],
         "tokens": ids_NT.tolist(),
         "device": device,
+        "pieces": [BLOCK_ROWS, STRIP_CELLS],
         "versions": [version(), torch.__version__],
     }
     return sha256(json.dumps(key).encode()).hexdigest()

@@ -128,7 +128,7 @@ def test_errors_grow_from_the_layer_that_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("module", "limit", "small"),
     [
-        (compare_module, "_STRIP_CELLS", 40 * 512),
+        (compare_module, "STRIP_CELLS", 40 * 512),
         (layer_module, "GROUP_TOKENS", 40),
         (layer_module, "MLP_CELLS", 40 * 2 * 256),
     ],
@@ -178,7 +178,7 @@ def test_one_layer_of_each_is_in_memory_at_a_time(pair, monkeypatch):
 
 def test_embedding_and_head_are_never_whole(pair, monkeypatch):
     source, artifact, ids = pair
-    monkeypatch.setattr(compare_module, "_STRIP_CELLS", 512 * 10)
+    monkeypatch.setattr(compare_module, "STRIP_CELLS", 512 * 10)
     whole, widest = [], 0
     tensor, strip = Loader.tensor, Loader.strip
 
