@@ -24,8 +24,11 @@ from qwen35_convert.comparison.result import Comparison
 from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
 from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint, plan_conversion
+from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
+from qwen35_convert.fit.make import USUAL, Question, check_free, make_sensitivity
+from qwen35_convert.fit.sensitivity import Sensitivity
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.inspection.inspect import Inspection
 from qwen35_convert.inspection.source import inspect
@@ -234,6 +237,31 @@ def imatrix(
         )
 
 
+def sensitivity(
+    source: Source,
+    out: str | Path,
+    recipe: str | Path | Recipe = "gguf-q8_0",
+    question: Question = USUAL,
+    options: RunOptions = DEFAULTS,
+    *,
+    overrides: Sequence[str] = (),
+) -> Sensitivity:
+    """Predict what each form of each weight costs in KL, and write the table to `out` as JSON.
+
+    recipe    whose layout the weights have; its rules decide weights that have no choice
+    question  the text, how much of it, and the forms
+    options   of which workers, overwrite and progress count
+    """
+    chosen, path = _read(recipe, overrides), Path(out)
+    assert chosen is not None, "a recipe is named"
+    opened, origin = open_source(source, progress=options.progress)
+    check_free(path, opened, overwrite=options.overwrite)
+    check_place(path)
+    table = make_sensitivity(opened, origin, chosen, question, path.parent, options)
+    save_file(path, table.content())
+    return table
+
+
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine and compare it with the hardware limit."""
     opened, _ = open_source(artifact)
@@ -280,11 +308,13 @@ __all__ = [
     "Plan",
     "Prompt",
     "QuantError",
+    "Question",
     "Qwen35Error",
     "Recipe",
     "RecipeError",
     "Report",
     "RunOptions",
+    "Sensitivity",
     "Sweep",
     "Uploaded",
     "bench",
@@ -297,6 +327,7 @@ __all__ = [
     "quantize",
     "read_recipe",
     "run_text",
+    "sensitivity",
     "upload",
     "verify",
 ]

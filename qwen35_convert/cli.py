@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from formats.errors import INPUT, INTERRUPTED, LACKING, Qwen35Error
-from qwen35_convert.commands import comparing, converting, hub, looking, proving, using
+from qwen35_convert.commands import comparing, converting, fitting, hub, looking, proving, using
 from qwen35_convert.errors import Interrupted
 from qwen35_convert.misuse import show_misuse
 from qwen35_convert.output import Output
@@ -38,6 +38,7 @@ COMMANDS = (
     proving.verify,
     comparing.compare,
     using.imatrix,
+    fitting.sensitivity,
     using.bench,
     using.run,
     hub.upload,

@@ -14,9 +14,12 @@ from qwen35_convert.sizes import size_text
 from qwen35_convert.write.receipt import dump_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from qwen35_convert.api import Conversion
     from qwen35_convert.benchmarking.bench import Bench
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
+    from qwen35_convert.fit.sensitivity import Sensitivity
     from qwen35_convert.inspection.inspect import Inspection
     from qwen35_convert.planning.plan import Plan, Shard
     from qwen35_convert.publish import Uploaded
@@ -212,6 +215,16 @@ def print_imatrix(matrix: ImatrixReport, *, notes: bool) -> None:
     if matrix.unseen and notes:
         some = ", ".join(matrix.unseen[:MAX_LISTED])
         print(f"note: no token reached {len(matrix.unseen)} experts: {some}", file=sys.stderr)
+
+
+def print_sensitivity(table: Sensitivity, out: Path) -> None:
+    """Print what was measured of each kind of weight and each range of layers."""
+    tokens, units = table.values["text"]["tokens"], table.values["units"]
+    print(f"{out}: {len(units)} weights that share a form, {tokens} tokens")
+    print(f"{'rounded together':<36}{'to':<18}{'mean KL':>10}")
+    for probe in table.values["probes"]:
+        forms = sorted(set(probe["forms"].values()))
+        print(f"{probe['weights']:<36}{', '.join(forms):<18}{probe['kl']:>10.3g}")
 
 
 def print_bench(bench: Bench) -> None:

@@ -31,6 +31,7 @@ from formats.family.config import Config
 from runtime.errors import RequestError
 from runtime.kernels.linear.cpu import times_rows
 from runtime.layerwise import Progress, Walk
+from runtime.load import Change
 from runtime.softmax import Divergence, Softmax
 from runtime.workers import Workers
 
@@ -134,6 +135,26 @@ def compare_logits(
             _walk(artifact, ids_NT, device, workers, fp8_cache=True),
         ]
         layers, ends = _compared_layers(walks, kept, progress)
+        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
+
+
+@torch.inference_mode()
+def changed_logits(
+    source: Checkpoint,
+    change: Change,
+    ids_NT: Tensor,
+    *,
+    device: torch.device | str,
+    kept: Kept = NOTHING_KEPT,
+) -> LogitsReport:
+    """Compare a checkpoint with itself after its weights were changed, as `compare_logits` does.
+
+    change  gives what is read in place of each tensor
+    """
+    with Workers(device) as workers:
+        walks = [_walk(source, ids_NT, device, workers) for _ in range(2)]
+        walks[1].use_changed(change)
+        layers, ends = _compared_layers(walks, kept, lambda _: None)
         return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
 
 

@@ -28,7 +28,7 @@ from runtime.errors import RequestError
 from runtime.kernels.linear.product import linear
 from runtime.kernels.norm.rms import rmsnorm
 from runtime.layer_pass import LayerPass, Observer, SeeCache, grouped
-from runtime.load import Loader, check, has_mtp
+from runtime.load import Change, Loader, check, has_mtp
 from runtime.workers import Workers
 
 Progress = Callable[[str], None]
@@ -79,6 +79,10 @@ class Walk:
     def use_fp8_cache(self) -> None:
         """Round keys and values in every layer to come, if the checkpoint's config asks for it."""
         self.loader = replace(self.loader, fp8_cache=True)
+
+    def use_changed(self, change: Change) -> None:
+        """Read in every layer to come, and in the head, what `change` gives for a tensor."""
+        self.loader = replace(self.loader, change=change)
 
     @torch.inference_mode()
     def residuals(self) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ A_log, dt_bias and the norm of the delta rule stay float32 where the checkpoint 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,7 @@ from runtime.load_packed import pack, packed_group, takes_packed
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
+Change = Callable[[Value], Value]
 
 
 def load_model(
@@ -104,6 +105,7 @@ class Loader:
 
     lazy_experts  experts are read when they are asked for, and not kept (without a GPU only)
     fp8_cache     keys and values are rounded as in an FP8 cache, if the config asks for one
+    change        gives what is read in place of a tensor; None: all are as they are stored
     """
 
     checkpoint: Checkpoint
@@ -113,6 +115,7 @@ class Loader:
     dynamic_fp8: bool = False
     lazy_experts: bool = False
     fp8_cache: bool = False
+    change: Change | None = None
 
     @property
     def config(self) -> Config:
@@ -156,7 +159,8 @@ class Loader:
 
     def open(self, name: str) -> Value:
         """Open one tensor for reading."""
-        return open_value(self.checkpoint, self.checkpoint.layout.atoms[name])
+        value = open_value(self.checkpoint, self.checkpoint.layout.atoms[name])
+        return value if self.change is None else self.change(value)
 
     def rows(self, value: Value, index: Tensor) -> Tensor:
         """Return chosen rows of a tensor, decoded."""

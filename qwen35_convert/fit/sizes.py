@@ -4,7 +4,8 @@
 
 A unit is a tensor of a GGUF file (the experts of a projection are one), or the weights of a folder
 that engines load with one scheme. Sizes are those of the tensors: of a GGUF file with the zeros
-that align them, so that they sum up to the file's. What a rule of the recipe decides stays so.
+that align them, so that they sum up to the file's. What a rule of the recipe decides stays so, and
+the MTP head is as the recipe has it: no KL of the model's says what it may lose.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from quant.fourbit import ggml_nvfp4 as nvfp4
 from quant.ggml import codec
 from quant.ggml_types import ggml_type
 from quant.registry import get_scheme, unknown
+from quant.scheme import Scheme
 from qwen35_convert.containers.gguf.mmproj import VISION
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.planning.plan import Item, Plan
@@ -33,6 +35,7 @@ from qwen35_convert.recipe import Recipe, build_recipe
 GGUF = "gguf"
 EXPERT = re.compile(r"\.experts\.\d+\.")
 RULED = "rule "
+MTP = "mtp."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Unit:
     matches   globs over our names that match these weights and no others: those of a recipe's rules
     elements  of all of them
     sizes     bytes by form, of the forms that they may have: ggml types, or schemes and `keep`
+    items     of the plan, one for each weight
     """
 
     name: str
@@ -50,6 +54,7 @@ class Unit:
     matches: tuple[str, ...]
     elements: int
     sizes: Mapping[str, int]
+    items: tuple[Item, ...] = ()
 
 
 class Costs(Protocol):
@@ -104,7 +109,8 @@ def sizes_of(source: Checkpoint, recipe: Recipe, out: Path, forms: Sequence[str]
         if sizes:
             matches = dict.fromkeys(EXPERT.sub(".experts.*.", item.atom.name) for item in items)
             elements = sum(_elements(item) for item in items)
-            units.append(Unit(name, items[0].atom.role, tuple(matches), elements, sizes))
+            role, matched = items[0].atom.role, tuple(matches)
+            units.append(Unit(name, role, matched, elements, sizes, tuple(items)))
             held += _held(stored, items, padded=is_file)
     return Sizes(recipe, tuple(units), (plan.nbytes if is_file else sum(stored.values())) - held)
 
@@ -118,10 +124,11 @@ def _check_known(forms: Iterable[str], *, is_file: bool) -> None:
 
 
 def _groups(plan: Plan, key: Callable[[Item], str]) -> dict[str, list[Item]]:
-    """Gather the items that must have one form, those aside that a rule decides."""
+    """Gather the items that must have one form; see the module's head for those left out."""
     groups: dict[str, list[Item]] = {}
     for item in plan.items:
-        if item.atom.role != VISION and not item.reason.startswith(RULED):
+        beside = item.atom.role == VISION or item.atom.name.startswith(MTP)
+        if not beside and not item.reason.startswith(RULED):
             groups.setdefault(key(item), []).append(item)
     return groups
 
@@ -139,7 +146,7 @@ def _elements(item: Item) -> int:
 
 
 def _file_sizes(
-    items: Sequence[Item], forms: Sequence[str], _recipe: Recipe
+    items: Sequence[Item], forms: Sequence[str], recipe: Recipe
 ) -> Iterator[tuple[str, int]]:
     """Yield the bytes of a tensor in each type that it may have."""
     role, (rows, *rest) = ROLES[items[0].atom.role], items[0].atom.shape
@@ -150,7 +157,7 @@ def _file_sizes(
         name = form.upper()
         fits = codec.fallback(name, shape[-1]) == name
         if fits and role.gguf_takes(name) and name != nvfp4.TYPE:  # not every tensor may have that
-            parts = ggml_type(name).parts(items[0].outputs[0].name, shape)
+            parts = scheme_of_form(form, recipe).parts(items[0].outputs[0].name, shape)
             yield form, sum(_padded(part.info.nbytes) for part in parts)
 
 
@@ -164,10 +171,17 @@ def _folder_sizes(
         if form == KEEP:
             yield form, sum(_elements(i) * DTYPE_BYTES[i.atom.dtype] for i in items)
             continue
-        scheme = get_scheme(form, recipe.quantize.choices).beside_others()
+        scheme = scheme_of_form(form, recipe)
         if not any(scheme.refuses(item.atom.shape) for item in items):
             parts = (p for item in items for p in scheme.parts(item.atom.name, item.atom.shape))
             yield form, sum(part.info.nbytes for part in parts)
+
+
+def scheme_of_form(form: str, recipe: Recipe) -> Scheme:
+    """Return how a form stores a weight: a ggml type, or a scheme other than `keep`."""
+    if recipe.export.format == GGUF:
+        return ggml_type(form.upper())
+    return get_scheme(form, recipe.quantize.choices).beside_others()
 
 
 def _padded(nbytes: int) -> int:

@@ -1,0 +1,126 @@
+"""Hold the KL that `qwen35 sensitivity` predicts against the KL of random mixes.
+
+    python benchmarks/sensitivity.py SOURCE [--recipe NAME] [--forms A,B] [--chunks N] [--text FILE]
+
+A mix gives every unit one of its forms at random. `all` draws from all of them. `bits` draws a
+number of bits first, and then of each unit one of the two forms next to it: mixes of 2.5 to 8.5
+bits, as they are made by sizes. A mix is rounded in memory and run over the text; --text may be
+another text than the bundled one, on which costs are predicted. One JSON line goes to
+benchmarks/results/sensitivity.jsonl: Spearman's rank correlation, and the ratio of measured to
+predicted KL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from convert import commit
+
+from qwen35_convert.containers.registry import CONTAINERS, open_checkpoint
+from qwen35_convert.fit.measure import Means, measure
+from qwen35_convert.fit.probes import Probes
+from qwen35_convert.fit.rounded import Rounder
+from qwen35_convert.fit.sensitivity import forms_of
+from qwen35_convert.fit.sizes import Sizes, Unit, sizes_of
+from qwen35_convert.recipe import read_recipe
+from qwen35_convert.verification.logits import token_rows
+
+RESULTS = Path(__file__).parent / "results" / "sensitivity.jsonl"
+LOW, HIGH = 2.5, 8.5
+
+
+def main() -> None:
+    """Measure, print, keep the line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--recipe", default="gguf-q8_0")
+    parser.add_argument("--set", dest="set_", nargs="*", default=[])
+    parser.add_argument("--forms", default="")
+    parser.add_argument("--chunks", type=int, default=4)
+    parser.add_argument("--text", default="default")
+    parser.add_argument("--mixes", type=int, default=60)
+    options = parser.parse_args()
+    line = run(options)
+    print(json.dumps(line))
+    with RESULTS.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Return how predictions and measurements agree."""
+    from runtime.imatrix import collect
+
+    source, recipe = open_checkpoint(options.source), read_recipe(options.recipe, options.set_)
+    out = Path(f"m{CONTAINERS[recipe.export.format].ending}")
+    forms = forms_of(recipe.export.format, [f for f in options.forms.split(",") if f])
+    sizes = sizes_of(source, recipe, out, forms)
+    rows = token_rows(source, "default")[: options.chunks]
+    held_out = token_rows(source, options.text)[: options.chunks]
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(source, sizes, rows, Means("cpu", 2, Path(folder)))
+        rounder = Rounder(source, recipe, collect(source, list(rows)))
+        probes = Probes(source, rounder, held_out, "cpu", Path(folder))
+        drawn = {
+            how: compared(measured, sizes, probes, how, options.mixes) for how in ("all", "bits")
+        }
+    return {
+        "what": "sensitivity", "source": options.source.name, "recipe": recipe.name,
+        "imatrix": recipe.quantize.imatrix is not None, "forms": forms, "units": len(sizes.units),
+        "tokens": rows.numel(), "text": Path(options.text).name, "mixes": options.mixes,
+        "commit": commit(), **drawn,
+    }  # fmt: skip
+
+
+def compared(measured: Any, sizes: Sizes, probes: Probes, how: str, count: int) -> dict[str, Any]:
+    """Return the agreement over random mixes."""
+    pick, pairs = random.Random(0), []
+    for _ in range(count):
+        bits = pick.uniform(LOW, HIGH)
+        mix = {unit.name: drawn(unit, measured, pick, None if how == "all" else bits)
+               for unit in sizes.units}  # fmt: skip
+        rounded = {item.atom.name: (item, mix[unit.name])
+                   for unit in sizes.units for item in unit.items}  # fmt: skip
+        predicted = sum(measured.cost(name, form) for name, form in mix.items())
+        pairs.append((predicted, probes.kl(rounded), 8 * sizes.total(mix)))
+    told, got, _ = map(list, zip(*pairs, strict=True))
+    ratios = sorted(b / a for a, b in zip(told, got, strict=True))
+    return {
+        "rank_correlation": round(spearman(told, got), 4),
+        "kl": [float(f"{x:.3g}") for x in (min(got), statistics.median(got), max(got))],
+        "measured_by_predicted": [
+            round(x, 3) for x in (ratios[0], statistics.median(ratios), ratios[-1])
+        ],
+    }
+
+
+def drawn(unit: Unit, measured: Any, pick: random.Random, bits: float | None) -> str:
+    """Return a form of a unit: any, or one of the two next to a number of bits."""
+    known = sorted((f for f in unit.sizes if measured.cost(unit.name, f) is not None),
+                   key=lambda form: unit.sizes[form])  # fmt: skip
+    if bits is not None:
+        known.sort(key=lambda form: abs(8 * unit.sizes[form] / unit.elements - bits))
+        known = known[:2]
+    return pick.choice(known)
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the correlation of ranks; no two values are the same."""
+    return statistics.correlation(ranks(a), ranks(b))
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Return the place of each value in their order."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    places = {index: float(place) for place, index in enumerate(order)}
+    return [places[i] for i in range(len(values))]
+
+
+if __name__ == "__main__":
+    main()
