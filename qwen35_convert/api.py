@@ -27,8 +27,15 @@ from qwen35_convert.conversion import convert_checkpoint, plan_conversion
 from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.fit.make import USUAL, Question, check_free, make_sensitivity
-from qwen35_convert.fit.sensitivity import Sensitivity
+from qwen35_convert.fit.goal import Fitted, Goal, fit_within
+from qwen35_convert.fit.make import (
+    USUAL,
+    Question,
+    check_free,
+    make_sensitivity,
+    sizes_for,
+)
+from qwen35_convert.fit.sensitivity import Sensitivity, read_sensitivity
 from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
 from qwen35_convert.inspection.inspect import Inspection
 from qwen35_convert.inspection.source import inspect
@@ -262,6 +269,33 @@ def sensitivity(
     return table
 
 
+def fit_recipe(
+    source: Source,
+    out: str | Path,
+    goal: Goal,
+    recipe: str | Path | Recipe | None = None,
+    options: RunOptions = DEFAULTS,
+    *,
+    overrides: Sequence[str] = (),
+) -> Fitted:
+    """Return the recipe of least expected KL that keeps an artifact at `out` within a size.
+
+    goal    memory of an engine, bytes, or bits of each weight; and by which costs to choose
+    recipe  to start from: its layout and rules stay; None: as for `convert`
+
+    RecipeError if nothing is that small.
+    """
+    chosen, path = _read(recipe, overrides), Path(out)
+    known = None if goal.table is None else read_sensitivity(goal.table)
+    opened, origin = open_source(source, progress=options.progress)
+    chosen = chosen or default_recipe(opened, overrides, out=path)
+    sizes = sizes_for(opened, chosen, Question(forms=known.forms if known else ()))
+    if known is None:
+        known = make_sensitivity(opened, origin, chosen, USUAL, path.parent, options)
+    known.check(sizes)
+    return fit_within(opened, sizes, known, goal, path)
+
+
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine and compare it with the hardware limit."""
     opened, _ = open_source(artifact)
@@ -296,8 +330,10 @@ __all__ = [
     "Failure",
     "FetchError",
     "Fetched",
+    "Fitted",
     "Folders",
     "FormatError",
+    "Goal",
     "ImatrixReport",
     "Inspection",
     "Limit",
@@ -321,6 +357,7 @@ __all__ = [
     "compare",
     "convert",
     "download",
+    "fit_recipe",
     "imatrix",
     "inspect",
     "plan",

@@ -11,6 +11,18 @@ import typer
 
 from formats.errors import FELL_SHORT
 from qwen35_convert import completion
+from qwen35_convert.commands.goals import (
+    GOALS,
+    Batch,
+    Context,
+    Fit,
+    SaveRecipe,
+    Table,
+    TargetBits,
+    TargetSize,
+    goal_of,
+    keep_fitted,
+)
 from qwen35_convert.commands.options import (
     DEFAULT_RECIPES,
     Base,
@@ -63,6 +75,13 @@ def convert(
         str | None,
         typer.Option(metavar="GLOB", help="Convert only matching tensors, e.g. 'layers.0.*'."),
     ] = None,
+    memory: Fit = None,
+    context: Context = None,
+    batch: Batch = None,
+    target_size: TargetSize = None,
+    target_bpw: TargetBits = None,
+    table: Table = None,
+    save_recipe: SaveRecipe = None,
     plan: PlanOnly = False,
     workers: Workers = None,
     memory_limit: Memory = None,
@@ -87,7 +106,10 @@ def convert(
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
+    from qwen35_convert import api
     from qwen35_convert.card.metadata_file import metadata_override, template_override
+    from qwen35_convert.durable import check_place
+    from qwen35_convert.errors import RecipeError
     from qwen35_convert.recipe import quoted
 
     output = Output.of("convert", output_format, junit, json=json)
@@ -107,7 +129,18 @@ def convert(
         verify=not no_verify,
         progress=not quiet,
     )
-    _convert(merged(source, base), out, recipe, options, output, overrides=overrides, plan=plan)
+    model = merged(source, base)
+    goal = goal_of(memory, (context, batch), target_size, target_bpw, table)
+    if goal is None:
+        if table or save_recipe:
+            raise RecipeError("--sensitivity and --save-recipe", "are for a size", GOALS)
+        _convert(model, out, recipe, options, output, overrides=overrides, plan=plan)
+        return
+    if save_recipe:
+        check_place(save_recipe)
+    fitted = api.fit_recipe(model, out, goal, recipe, options, overrides=overrides)
+    kept = keep_fitted(fitted, save_recipe, progress=options.progress)
+    _convert(model, out, kept, options, output, plan=plan)
 
 
 def quantize(

@@ -46,9 +46,23 @@ class Sensitivity:
         """Return the file."""
         return (json.dumps(self.values, indent=1) + "\n").encode()
 
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Return every form of which a cost is known."""
+        units = self.values["units"].values()
+        return tuple(dict.fromkeys(form for unit in units for form in unit["forms"]))
+
     def check(self, sizes: Sizes) -> None:
-        """Refuse a table of another model. RecipeError."""
+        """Refuse a table of another model, or of weights encoded by other means. RecipeError."""
         units = self.values["units"]
+        asked, measured = (
+            _means(one) for one in (sizes.recipe.model_dump(), self.values["recipe"])
+        )
+        if asked != measured:
+            raise RecipeError(
+                "--sensitivity", f"was measured {_told(measured)}, and the recipe asks for codes "
+                f"chosen {_told(asked)}", "one of the same method and imatrix",
+            )  # fmt: skip
         for unit in sizes.units:
             entry = units.get(unit.name)
             if entry is None or entry["elements"] != unit.elements:
@@ -118,12 +132,23 @@ def read_sensitivity(path: Path) -> Sensitivity:
     except (OSError, FormatError) as error:
         raise RecipeError(f"--sensitivity: {path.name} cannot be read: {error}") from None
     known = values.get("schema"), values.get("schema_version")
-    if known != (SCHEMA, SCHEMA_VERSION) or not _well_formed(values.get("units")):
+    whole = _well_formed(values.get("units")) and _has_means(values.get("recipe"))
+    if known != (SCHEMA, SCHEMA_VERSION) or not whole:
         raise RecipeError(
             f"--sensitivity: {path.name}", f"is {known[0]} {known[1]}",
             f"{SCHEMA} {SCHEMA_VERSION}, as `qwen35 sensitivity` writes it",
         )  # fmt: skip
     return Sensitivity(values)
+
+
+def _means(recipe: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return by which method a recipe chooses codes, and whether it has an imatrix."""
+    asked = recipe["quantize"]
+    return asked["method"], asked["imatrix"] is not None
+
+
+def _told(means: tuple[str, bool]) -> str:
+    return f"by {means[0]} {'with' if means[1] else 'without'} an imatrix"
 
 
 def _well_formed(units: object) -> bool:
@@ -135,6 +160,11 @@ def _well_formed(units: object) -> bool:
         and all(_is_cost(form) for form in unit["forms"].values())
         for unit in units.values()
     )
+
+
+def _has_means(recipe: object) -> bool:
+    asked = recipe.get("quantize") if isinstance(recipe, dict) else None
+    return isinstance(asked, dict) and {"method", "imatrix"} <= asked.keys()
 
 
 def _is_cost(form: object) -> bool:

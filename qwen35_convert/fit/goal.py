@@ -1,0 +1,129 @@
+"""The best recipe within a size: forms chosen by what they cost, until the artifact is that small.
+
+    --fit           memory of an engine, less what sequences take: llama.cpp's for a GGUF file,
+                    vLLM's for a folder
+    --target-size   bytes of the files that hold tensors
+    --target-bpw    the same, for each weight of the artifact
+
+The size of a folder's headers follows from the forms, so what they are too large by is taken off
+the budget and the choice is made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint
+from qwen35_convert.containers.registry import expect
+from qwen35_convert.errors import RecipeError
+from qwen35_convert.fit.choose import Choice, choose_within
+from qwen35_convert.fit.sensitivity import Sensitivity
+from qwen35_convert.fit.sizes import Sizes
+from qwen35_convert.planning.plan import Plan
+from qwen35_convert.recipe import Recipe
+from qwen35_convert.serving.engines import LLAMA_CPP, VLLM
+from qwen35_convert.serving.memory import room_for_weights
+from qwen35_convert.sizes import size_text
+
+ENGINES = {"gguf": LLAMA_CPP, "safetensors": VLLM}
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """How large an artifact may be: one of three.
+
+    memory  bytes for weights and `batch` sequences of `context` tokens
+    size    bytes of the files with tensors
+    bits    of each weight
+    table   a file of `sensitivity` to choose by; None: costs are measured on the bundled text
+
+    Raises RecipeError for none or several of them, and for what is not above 0.
+    """
+
+    memory: int | None = None
+    size: int | None = None
+    bits: float | None = None
+    context: int = 4096
+    batch: int = 1
+    table: Path | None = None
+
+    def __post_init__(self) -> None:
+        stated = {"--fit": self.memory, "--target-size": self.size, "--target-bpw": self.bits}
+        given = {name: value for name, value in stated.items() if value is not None}
+        if len(given) != 1:
+            raise RecipeError(" and ".join(given or stated), "are given" if given else "are left "
+                              "out", "one of " + ", ".join(stated))  # fmt: skip
+        for name, value in given.items():
+            if not 0 < value < float("inf"):
+                raise RecipeError(name, f"is {value}", "a number above 0")
+
+    def budget(self, source: Checkpoint, plan: Plan) -> int:
+        """Return the bytes that files with tensors may have. RecipeError if none are left."""
+        if self.bits is not None:
+            return int(self.bits / 8 * sum(prod(item.atom.shape) for item in plan.items))
+        if self.size is not None:
+            return self.size
+        assert self.memory is not None, "one of three is given"
+        engine = ENGINES[plan.container]
+        room = room_for_weights(source.config, self.context, self.batch, engine, self.memory)
+        if room <= 0:
+            raise RecipeError(
+                f"--fit {size_text(self.memory)}",
+                f"is less than {self.batch} sequences of {self.context} tokens take in {engine}: "
+                f"{size_text(self.memory - room)}",
+                "more memory, a smaller --context or --batch",
+            )
+        return room
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A recipe within a size.
+
+    nbytes  of the files with tensors, of `budget` that were allowed
+    kl      mean KL in nats that is expected of what was chosen
+    """
+
+    recipe: Recipe
+    nbytes: int
+    budget: int
+    kl: float
+
+    @property
+    def told(self) -> str:
+        """Return what came out in one line."""
+        return (
+            f"{self.nbytes:,} of {self.budget:,} bytes ({size_text(self.nbytes)}), "
+            f"expected mean KL {self.kl:.3g}"
+        )
+
+    def content(self) -> bytes:
+        """Return the recipe as a file."""
+        import yaml
+
+        values = self.recipe.model_dump(mode="json", exclude_none=True)
+        head = f"# Chosen by qwen35: {self.told}.\n"
+        return (head + yaml.safe_dump(values, sort_keys=False, width=200)).encode()
+
+
+def fit_within(
+    source: Checkpoint, sizes: Sizes, table: Sensitivity, goal: Goal, out: Path
+) -> Fitted:
+    """Return the recipe of least cost that keeps an artifact at OUT within the goal.
+
+    RecipeError if none does: it says the nearest size there is.
+    """
+    plan = expect(source, sizes.recipe, out)
+    budget = goal.budget(source, plan)
+    allowed = nearest = budget
+    for _ in range(ATTEMPTS):
+        choice: Choice = choose_within(sizes, table, allowed)
+        recipe = sizes.recipe_of(choice.forms)
+        nbytes = expect(source, recipe, out).nbytes
+        if nbytes <= budget:
+            return Fitted(recipe, nbytes, budget, choice.cost)
+        nearest, allowed = nbytes, allowed - (nbytes - budget)
+    raise RecipeError(f"the size is {budget:,} bytes", f"the nearest has {nearest:,}")
