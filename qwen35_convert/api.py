@@ -27,7 +27,7 @@ from qwen35_convert.conversion import convert_checkpoint, plan_conversion
 from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.fit.goal import Fitted, Goal, fit_within
+from qwen35_convert.fit.goal import Fitted, Goal, check_possible, fit_within
 from qwen35_convert.fit.make import (
     USUAL,
     Question,
@@ -290,6 +290,7 @@ def fit_recipe(
     opened, origin = open_source(source, progress=options.progress)
     chosen = chosen or default_recipe(opened, overrides, out=path)
     sizes = sizes_for(opened, chosen, Question(forms=known.forms if known else ()))
+    check_possible(opened, sizes, goal, path)
     if known is None:
         known = make_sensitivity(opened, origin, chosen, USUAL, path.parent, options)
     known.check(sizes)

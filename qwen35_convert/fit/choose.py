@@ -35,8 +35,7 @@ def choose_within(sizes: Sizes, costs: Costs, budget: int) -> Choice:
     """Return the choice within `budget` bytes. RecipeError if there is none."""
     hulls = {unit.name: _hull(_points(unit, costs)) for unit in sizes.units}
     smallest = sizes.rest + sum(hull[0].nbytes for hull in hulls.values())
-    if smallest > budget:
-        raise RecipeError(f"the size is {budget:,} bytes", f"at least {smallest:,} are needed")
+    check_enough(smallest, budget)
     taken = dict.fromkeys(hulls, 0)
     steps = [_step(name, hull, 0) for name, hull in hulls.items() if hull[1:]]
     heapq.heapify(steps)
@@ -53,6 +52,13 @@ def choose_within(sizes: Sizes, costs: Costs, budget: int) -> Choice:
     points = {name: hulls[name][place] for name, place in taken.items()}
     forms = {name: point.form for name, point in points.items()}
     return Choice(forms, nbytes, sum(point.cost for point in points.values()))
+
+
+def check_enough(smallest: int, budget: int) -> None:
+    """Refuse a budget below the smallest size there is. RecipeError."""
+    if smallest > budget:
+        expected = f"at least {smallest:,}, the size with the smallest form of every weight"
+        raise RecipeError("the size", f"is {budget:,} bytes", expected)
 
 
 def _step(name: str, hull: Sequence[_Point], place: int) -> tuple[float, str]:

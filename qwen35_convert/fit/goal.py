@@ -18,7 +18,7 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.fit.choose import Choice, choose_within
+from qwen35_convert.fit.choose import Choice, check_enough, choose_within
 from qwen35_convert.fit.sensitivity import Sensitivity
 from qwen35_convert.fit.sizes import Sizes
 from qwen35_convert.planning.plan import Plan
@@ -107,6 +107,11 @@ class Fitted:
         values = self.recipe.model_dump(mode="json", exclude_none=True)
         head = f"# Chosen by qwen35: {self.told}.\n"
         return (head + yaml.safe_dump(values, sort_keys=False, width=200)).encode()
+
+
+def check_possible(source: Checkpoint, sizes: Sizes, goal: Goal, out: Path) -> None:
+    """Refuse, before costs are measured, a goal that no forms can meet. RecipeError."""
+    check_enough(sizes.smallest, goal.budget(source, expect(source, sizes.recipe, out)))
 
 
 def fit_within(

@@ -36,6 +36,7 @@ GGUF = "gguf"
 EXPERT = re.compile(r"\.experts\.\d+\.")
 RULED = "rule "
 MTP = "mtp."
+FITTED = "fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class Sizes:
     units: tuple[Unit, ...]
     rest: int
 
+    @property
+    def smallest(self) -> int:
+        """Return the bytes with the smallest form of each unit."""
+        return self.rest + sum(min(unit.sizes.values()) for unit in self.units)
+
     def total(self, chosen: Mapping[str, str]) -> int:
         """Return the bytes of an artifact in which each unit, by name, has this form."""
         return self.rest + sum(unit.sizes[chosen[unit.name]] for unit in self.units)
@@ -85,6 +91,7 @@ class Sizes:
             for unit in self.units
             for match in unit.matches
         ]
+        values["name"] = FITTED
         values["quantize"]["rules"] = [*values["quantize"]["rules"], *rules]
         return build_recipe(values)
 

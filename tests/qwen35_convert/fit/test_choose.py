@@ -49,7 +49,7 @@ def test_the_choice_fits_and_is_the_best_of_its_size(table, budget):
         for forms in product(*table)
     ]
     if min(nbytes for nbytes, _ in every) > budget:
-        with pytest.raises(q.RecipeError, match="are needed"):
+        with pytest.raises(q.RecipeError, match="expected at least"):
             choose_within(sizes, costs, budget)
         return
     choice = choose_within(sizes, costs, budget)

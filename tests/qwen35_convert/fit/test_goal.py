@@ -59,7 +59,7 @@ def test_the_files_have_the_size_that_was_told(tables, nano_path, out, share):
 
 @pytest.mark.parametrize("out", ["m.gguf", "out"])
 def test_what_is_too_small_is_refused_with_the_smallest_size(tables, nano_path, out):
-    with pytest.raises(q.RecipeError, match=r"at least [\d,]+ are needed"):
+    with pytest.raises(q.RecipeError, match=r"expected at least [\d,]+,"):
         q.fit_recipe(nano_path, out, q.Goal(size=1000, table=tables[out]))
 
 
