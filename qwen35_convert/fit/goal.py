@@ -5,8 +5,9 @@
     --target-size   bytes of the files that hold tensors
     --target-bpw    the same, for each weight of the artifact
 
-The size of a folder's headers follows from the forms, so what they are too large by is taken off
-the budget and the choice is made again.
+The size of a folder's headers follows from the forms, and a mix gives the MTP head other types
+when rules decide all else. What such bytes come to is taken off the budget, and the choice is made
+again.
 """
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ def fit_within(
     """
     plan = expect(source, sizes.recipe, out)
     budget = goal.budget(source, plan)
-    allowed = nearest = budget
+    beside = nearest = 0
     for _ in range(ATTEMPTS):
-        choice: Choice = choose_within(sizes, table, allowed)
+        choice: Choice = choose_within(sizes, table, budget - beside)
         recipe = sizes.recipe_of(choice.forms)
-        nbytes = expect(source, recipe, out).nbytes
-        if nbytes <= budget:
-            return Fitted(recipe, nbytes, budget, choice.cost)
-        nearest, allowed = nbytes, allowed - (nbytes - budget)
-    raise RecipeError(f"the size is {budget:,} bytes", f"the nearest has {nearest:,}")
+        nearest = expect(source, recipe, out).nbytes
+        if nearest <= budget:
+            return Fitted(recipe, nearest, budget, choice.cost)
+        beside = max(beside, nearest - choice.nbytes)
+    raise RecipeError("the size", f"is {budget:,} bytes", f"{nearest:,}, which is the nearest")

@@ -57,6 +57,13 @@ def test_the_files_have_the_size_that_was_told(tables, nano_path, out, share):
     assert fitted.nbytes > 0.8 * goal.size or share == 0.9
 
 
+@pytest.mark.parametrize("size", range(1_700_000, 2_300_000, 150_001))
+def test_a_mix_that_gives_the_rest_other_types_stays_within_the_size(tables, nano_path, size):
+    goal = q.Goal(size=size, table=tables["m.gguf"])
+    fitted = q.fit_recipe(nano_path, "m.gguf", goal, "gguf-q4_k_m")
+    assert q.plan(nano_path, fitted.recipe, "m.gguf").nbytes == fitted.nbytes <= size
+
+
 @pytest.mark.parametrize("out", ["m.gguf", "out"])
 def test_what_is_too_small_is_refused_with_the_smallest_size(tables, nano_path, out):
     with pytest.raises(q.RecipeError, match=r"expected at least [\d,]+,"):
