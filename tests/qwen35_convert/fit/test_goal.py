@@ -144,3 +144,15 @@ def test_what_cannot_be_meant_is_misuse(tmp_path, nano_path, words, why):
     done = called("convert", nano_path, "-o", tmp_path / "m.gguf", *words)
     assert done.returncode == 2
     assert why in done.stderr
+
+
+def test_a_folder_whose_mtp_head_has_another_scheme_than_its_namesake(tables, tmp_path, nano_path):
+    """Layer 0 of the MTP head and layer 0 of the decoder: patterns tell them apart."""
+    rule = "quantize.rules=[{match: 'layers.0.mlp.*_proj', scheme: int8}]"
+    out, options = tmp_path / "out", q.RunOptions(workers=1)
+    done = q.convert(nano_path, out, "fp8-block", options, overrides=[rule])
+    assert done.report.passed
+    groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
+    assert any("(?<!mtp" in target for target in groups["int8"]["targets"])
+    fitted = q.fit_recipe(nano_path, tmp_path / "fit", q.Goal(size=3_000_000, table=tables["out"]))
+    assert q.convert(nano_path, tmp_path / "fit", fitted.recipe, options).report.passed
