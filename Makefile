@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 FUZZ_SECONDS ?= 1800
+COMPILED := fp8-block q8_0 q4_k q5_k q6_k f32  # what the default recipes and gguf-q4_k_m run
 
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
@@ -13,6 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m qwen35_convert.run.first_use $(COMPILED)
 	touch $@
 
 .venv/tools: .venv/ready

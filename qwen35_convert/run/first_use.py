@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from formats.errors import Qwen35Error
+from quant.ggml_types import ggml_type
+from quant.registry import SCHEMES
 from quant.scheme import Scheme
 from quant.stored import each_row
 from qwen35_convert.options import default_workers
+from qwen35_convert.progress import notice
 
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
 
@@ -106,3 +109,13 @@ def _compile_forked(schemes: Sequence[Scheme], *, verify: bool) -> None:
     torch.set_num_threads(1)
     with suppress(Qwen35Error):
         _compile(schemes, verify=verify)
+
+
+def main(names: Sequence[str]) -> None:
+    """Compile what schemes run, as after an installation: the first conversion need not wait."""
+    schemes = [SCHEMES.get(name) or ggml_type(name.upper()) for name in names]
+    warm_all(schemes, verify=True, say=notice)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

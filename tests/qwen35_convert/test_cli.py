@@ -31,6 +31,7 @@ COMMANDS = (
     "verify",
     "compare",
     "imatrix",
+    "sensitivity",
     "bench",
     "run",
     "recipes",
