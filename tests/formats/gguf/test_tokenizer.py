@@ -418,7 +418,10 @@ def test_a_tokenizer_json_is_refused(change: Change, reason: str):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda raw: raw.update(bos_token="<s>"), "bos_token is '<s>', which is no added token"),
+        (
+            lambda raw: raw.update(bos_token="<s>"),
+            "bos_token is '<s>', which is not an added token",
+        ),
         (lambda raw: raw.update(eos_token=7), "eos_token is 7, expected a token"),
         (lambda raw: raw.update(chat_template=7), "chat_template is int, expected text or a list"),
         (lambda raw: raw.update(chat_template=["x"]), "chat_template holds 'x'"),

@@ -23,7 +23,9 @@ ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))
 
 def weights(rows: int = 48, columns: int = 256) -> torch.Tensor:
     """Return numbers with a heavy tail, some rows far smaller, one group of zeros."""
-    w = torch.distributions.StudentT(5.0).sample((rows, columns)) * 0.02
+    with torch.random.fork_rng():
+        torch.manual_seed(rows * columns)
+        w = torch.distributions.StudentT(5.0).sample((rows, columns)) * 0.02
     w[1] *= 1e-2
     w[2, :128] = 0
     return w.bfloat16()
