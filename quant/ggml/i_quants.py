@@ -2,7 +2,7 @@
 
 `i_grids` has the points, `i_fit` fits blocks, `i_store` stores them, `i_decode` decodes. Each call
 works on one thread, and without the interpreter's lock while its loops run. Rows are whole
-super-blocks of 256 columns; NUM_SUPER of them are in hand at a time.
+super-blocks of 256 columns.
 
 IQ2_XXS and IQ2_XS need an importance: ggml refuses without. Here all columns then weigh alike, as
 llama-quantize has it where no token was counted.
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import i_decode, i_fit, i_grids, i_store, k_decode, k_lines
+from quant.ggml import i_decode, i_fit, i_grids, i_store, k_lines
+from quant.ggml.batches import SUPER, batches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 f32 = np.float32
 
-SUPER = 256
-NUM_SUPER = 128
 # Super-blocks whose blocks fill the lanes.
 TOGETHER = 2
 
@@ -75,19 +74,9 @@ def encode_rows(
     weights  [K] float32, what an error of each column weighs (an imatrix), or None
     out      uint8 [N, row_bytes], contiguous; a scale that float16 cannot hold becomes infinite
     """
-    assert out.flags.c_contiguous, "super-blocks would be written to a copy"
-    assert x_NK.shape[1] % SUPER == 0, f"rows of {x_NK.shape[1]} are no super-blocks"
-    num_super = x_NK.size // SUPER
-    source = np.ascontiguousarray(x_NK).reshape(num_super, SUPER)
-    source = source.view(np.uint32) if source.dtype == np.float32 else source
-    rows = out.reshape(num_super, -1) if num_super else out[:0]
     importance = _importance(KINDS[name], weights)
-    w = np.zeros((min(NUM_SUPER, -(-num_super // TOGETHER) * TOGETHER), SUPER), f32)
-    for first in range(0, num_super, NUM_SUPER):
-        stop = min(first + NUM_SUPER, num_super)
-        k_decode.widen(source[first:stop], w)
-        padded = -(-(stop - first) // TOGETHER) * TOGETHER
-        _encode(name, w[:padded], importance, np.uint64(first), rows[first:stop])
+    for w, first, rows in batches(x_NK, out, TOGETHER):
+        _encode(name, w, importance, first, rows)
 
 
 def decode_rows(name: str, data: NDArray[Any], out: NDArray[Any]) -> None:

@@ -3,7 +3,7 @@
 `k_lines` and `k_steps` fit scales, `k_store` stores them and the codes,
 `k_decode` decodes. Each call works on one thread, and without the interpreter's lock while
 its loops run. Rows follow each other in memory and are whole super-blocks of 256 columns, so loops
-see super-blocks only; NUM_SUPER of them are in hand at a time, which a core's cache holds.
+see super-blocks only.
 
 Shape letters: N rows, K columns, B super-blocks.
 """
@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml import k_decode, k_lines, k_steps, k_store
+from quant.ggml.batches import SUPER, batches
 from quant.ggml.k_lanes import LANES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 f32 = np.float32
-
-SUPER = 256
-NUM_SUPER = 128
-assert NUM_SUPER % LANES == 0, "lanes would see blocks of nobody"
 
 
 class Line(NamedTuple):
@@ -62,22 +59,11 @@ def encode_rows(
     weights  [K] float32, what an error of each column weighs (an imatrix), or None
     out      uint8 [N, row_bytes], contiguous; a scale that float16 cannot hold becomes infinite
     """
-    assert out.flags.c_contiguous, "super-blocks would be written to a copy"
-    assert x_NK.shape[1] % SUPER == 0, f"rows of {x_NK.shape[1]} are no super-blocks"
-    num_super = x_NK.size // SUPER
-    source = np.ascontiguousarray(x_NK).reshape(num_super, SUPER)
-    source = source.view(np.uint32) if source.dtype == np.float32 else source
-    rows = out.reshape(num_super, -1) if num_super else out[:0]
     importance = np.empty(0, f32) if weights is None else np.ascontiguousarray(weights, f32)
     importance = importance.reshape(-1, SUPER)
     encode = _encode_lines if name in LINES else _encode_steps
-    most = min(NUM_SUPER, -(-num_super // LANES) * LANES)
-    w = np.zeros((most, SUPER), f32)
-    for first in range(0, num_super, NUM_SUPER):
-        stop = min(first + NUM_SUPER, num_super)
-        k_decode.widen(source[first:stop], w)
-        padded = -(-(stop - first) // LANES) * LANES
-        encode(name, w[:padded], importance, np.uint64(first), rows[first:stop])
+    for w, first, rows in batches(x_NK, out, LANES):
+        encode(name, w, importance, first, rows)
 
 
 def decode_rows(name: str, data: NDArray[Any], out: NDArray[Any]) -> None:
