@@ -25,10 +25,10 @@ from formats.stored import KEEP
 from quant.ggml.codec import POOR_UNWEIGHTED
 from quant.importance import importance
 from quant.stored import Value, each_row, open_value
-from qwen35_convert.fit.sizes import GGUF, scheme_of_form
+from qwen35_convert.fit.sizes import scheme_of_form
 from qwen35_convert.planning.plan import Item
 from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import NEAREST
+from qwen35_convert.recipe_parts import FORMATS, NEAREST
 from qwen35_convert.run.worker import Preparation
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Rounder:
 
     def knows(self, item: Item, form: str) -> bool:
         """Whether the recipe may give a weight this form: some need an importance."""
-        poor = self.recipe.export.format == GGUF and form.upper() in POOR_UNWEIGHTED
+        poor = FORMATS[self.recipe.export.format].mixes and form.upper() in POOR_UNWEIGHTED
         return not poor or ROLES[item.atom.role].vocabulary or self._weighed(item)
 
     def rounded(self, value: Value, item: Item, form: str) -> Value:
@@ -104,7 +104,9 @@ class Rounder:
     def _through(self, item: Item, form: str) -> Through:
         scheme = scheme_of_form(form, self.recipe)
         prepared = self._prepared.of(replace(item, scheme=scheme))
-        weighed = self._weighed(item) and (scheme.calibrated or self.recipe.export.format == GGUF)
+        weighed = self._weighed(item) and (
+            scheme.calibrated or FORMATS[self.recipe.export.format].mixes
+        )
         columns = self._importance(item) if weighed else None
 
         def through(w: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ from qwen35_convert.containers.gguf.mmproj import VISION
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe import Recipe, build_recipe
+from qwen35_convert.recipe_parts import FORMATS
 
-GGUF = "gguf"
 EXPERT = re.compile(r"\.experts\.\d+\.")
 RULED = "rule "
 MTP = "mtp."
@@ -105,7 +105,7 @@ def sizes_of(source: Checkpoint, recipe: Recipe, out: Path, forms: Sequence[str]
     Raises what planning raises, and QuantError for a form that is not known.
     """
     plan = expect(source, recipe, out)
-    is_file = plan.container == GGUF
+    is_file = FORMATS[plan.container].mixes
     _check_known(forms, is_file=is_file)
     groups = _groups(plan, _tensor_of if is_file else _group_of)
     sizer = _file_sizes if is_file else _folder_sizes
@@ -186,7 +186,7 @@ def _folder_sizes(
 
 def scheme_of_form(form: str, recipe: Recipe) -> Scheme:
     """Return how a form stores a weight: a ggml type, or a scheme other than `keep`."""
-    if recipe.export.format == GGUF:
+    if FORMATS[recipe.export.format].mixes:
         return ggml_type(form.upper())
     return get_scheme(form, recipe.quantize.choices).beside_others()
 
