@@ -22,6 +22,7 @@ from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import GPTQ, SWEEP
+from qwen35_convert.run.heap import share_heap
 from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.run.worker import Preparation
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from quant.fourbit.outputs import Outputs
     from runtime.layerwise import Walk
+
+MAPPED_FROM = 4 << 20  # memory is counted piece by piece, so larger ones are given back
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Layers:
 
         from runtime.workers import Workers
 
+        share_heap(mapped_from=MAPPED_FROM)
         threads = self.workers if self.device == "cpu" else 1
         with one_torch_thread(), Workers(self.device, threads) as workers:
             over = {"device": self.device, "dtype": torch.float32, "workers": workers}

@@ -6,7 +6,6 @@ never in memory whole, nor is the artifact; the table by layer shows where an er
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
+from qwen35_convert.run.heap import share_heap
 from qwen35_convert.text.tokens import DEFAULT, TOKENIZER, text_ids, text_path
 from qwen35_convert.verification.limits import Limits, limits_of
 from qwen35_convert.verification.logits_cache import LogitsCache
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from runtime.compare import Kept
 
 ROW_TOKENS, MAX_ROWS = 512, 16
-# numbers of malloc.h
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-KEPT, MAPPED_FROM, ARENAS = 32 << 20, 20 << 20, 1
+MAPPED_FROM = 20 << 20  # what the next piece of a layer uses again has up to 17 MB
 # What a verdict keeps of a measurement.
 MEASURED = ("kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens")
 
@@ -79,7 +77,7 @@ def check_logits(
 
     from runtime.compare import compare_logits
 
-    _use_memory_again()
+    share_heap(mapped_from=MAPPED_FROM)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = token_rows(source, check.text)
     with _kept(source, rows, device, check.cache) as kept:
@@ -99,21 +97,6 @@ def _kept(
     if cache is None:
         return nullcontext(NOTHING_KEPT)
     return LogitsCache.of(cache, source, rows, device).opened()
-
-
-def _use_memory_again() -> None:
-    """Let what a piece of work frees be used by the next, and let larger tensors leave at once.
-
-    The former have up to 17 MB: pages that the kernel maps anew cost 2.7 us each, a third of a
-    layer's time. glibc would raise the size from which it maps memory with every layer that is
-    freed, and keep that layer. Threads have no heaps of their own, which would keep theirs.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.malloc_trim(0)
-        libc.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT)
-        libc.mallopt(M_ARENA_MAX, ARENAS)
 
 
 def _shortfalls(measured: dict[str, Any], limits: Limits) -> Iterator[Failure]:
