@@ -8,17 +8,20 @@ from typing import Annotated
 import typer
 
 from formats.errors import FELL_SHORT
-from qwen35_convert import completion
 from qwen35_convert.commands.options import (
+    BUNDLED,
     Base,
     Device,
     Html,
     Json,
+    LogitsCache,
     Memory,
     Quiet,
     Workers,
     merged,
     parse_limit,
+    recipe_option,
+    text_option,
 )
 from qwen35_convert.options import DEFAULTS as RUN
 from qwen35_convert.options import RunOptions
@@ -35,19 +38,13 @@ def compare(
     ] = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Convert by this recipe and compare the result. Repeatable.",
-            autocompletion=completion.recipe_names,
-        ),
+        recipe_option("Convert by this recipe and compare the result. Repeatable."),
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="Source of the artifacts.")
     ] = None,
     base: Base = None,
-    text: Annotated[
-        str, typer.Option(metavar="FILE", help="Text to evaluate on.", show_default="bundled")
-    ] = "default",
+    text: Annotated[str, text_option("Text to evaluate on.")] = BUNDLED,
     html: Html = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table as CSV.")
@@ -63,9 +60,7 @@ def compare(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the converted artifacts in DIR.")
     ] = None,
-    logits_cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keep the source's logits for later runs.")
-    ] = None,
+    logits_cache: LogitsCache = None,
     workers: Workers = None,
     memory_limit: Memory = None,
     device: Device = RUN.device,

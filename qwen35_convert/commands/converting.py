@@ -44,6 +44,7 @@ from qwen35_convert.commands.options import (
     Workers,
     merged,
     parse_limit,
+    recipe_option,
 )
 from qwen35_convert.options import DEFAULTS as RUN
 from qwen35_convert.options import RunOptions
@@ -58,15 +59,7 @@ if TYPE_CHECKING:
 def convert(
     source: Source,
     out: Out,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Recipe to follow.",
-            show_default=DEFAULT_RECIPES,
-            autocompletion=completion.recipe_names,
-        ),
-    ] = None,
+    recipe: Annotated[str | None, recipe_option("Recipe to follow.", DEFAULT_RECIPES)] = None,
     base: Base = None,
     chat_template: Template = None,
     metadata: Metadata = None,

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qwen35_convert import completion
-from qwen35_convert.commands.options import Base, Json, Quiet, Set, Source, Workers, merged
+from qwen35_convert.commands.options import (
+    BUNDLED,
+    Base,
+    Json,
+    OutFile,
+    OverwriteFile,
+    Quiet,
+    Set,
+    Source,
+    Workers,
+    merged,
+    recipe_option,
+    text_option,
+)
 from qwen35_convert.options import RunOptions
 
 
 def sensitivity(
     source: Source,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.", show_default=False)],
-    text: Annotated[
-        str, typer.Option(metavar="FILE", help="Text to measure on.", show_default="bundled")
-    ] = "default",
+    out: OutFile,
+    text: Annotated[str, text_option("Text to measure on.")] = BUNDLED,
     chunks: Annotated[
         int, typer.Option(min=1, max=16, help="Maximum number of 512-token chunks.")
     ] = 4,
     recipe: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Recipe whose format and layout are measured.",
-            autocompletion=completion.recipe_names,
-        ),
+        str, recipe_option("Recipe whose format and layout are measured.")
     ] = "gguf-q8_0",
     set_: Set = None,
     forms: Annotated[
@@ -38,7 +42,7 @@ def sensitivity(
     ] = None,
     base: Base = None,
     workers: Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteFile = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

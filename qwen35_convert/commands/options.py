@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 600 * 10**6
 MAX_DIGITS = 9
 
+BUNDLED = "default"
+
 DEFAULT_RECIPES = "fp8-block; bf16-split for quantised input; gguf-q8_0 for a .gguf"
 Source = Annotated[
     str, typer.Argument(help="Folder, .safetensors or .gguf file, or owner/name[@revision].")
@@ -23,6 +25,7 @@ Source = Annotated[
 Out = Annotated[
     Path, typer.Option("-o", "--out", help="Folder or .gguf file to write.", show_default=False)
 ]
+OutFile = Annotated[Path, typer.Option("-o", "--out", help="File to write.", show_default=False)]
 Base = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +69,7 @@ Device = Annotated[
     str, typer.Option(help="Quantise on cpu or cuda.", autocompletion=completion.devices)
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the model at OUT.")]
+OverwriteFile = Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Skip verification after writing.")]
 Stream = Annotated[
     bool,
@@ -75,6 +79,10 @@ Stream = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+LogitsCache = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep what the source predicts in DIR, for later runs."),
+]
 Html = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a self-contained HTML page with charts."),
@@ -95,6 +103,21 @@ Junit = Annotated[
 Quiet = Annotated[
     bool, typer.Option("-q", "--quiet", help="Show no progress and no notes on stderr.")
 ]
+
+
+def text_option(use: str) -> Any:
+    """Return the option that names a text for this use; `BUNDLED` is its default."""
+    return typer.Option(metavar="FILE", help=use, show_default="bundled")
+
+
+def recipe_option(use: str, show_default: str | bool = True) -> Any:
+    """Return the option that names a recipe for this use."""
+    return typer.Option(
+        metavar="NAME|FILE",
+        help=use,
+        show_default=show_default,
+        autocompletion=completion.recipe_names,
+    )
 
 
 def parse_limit(size: str | None) -> Limit:

@@ -10,16 +10,19 @@ import typer
 from formats.errors import FELL_SHORT
 from qwen35_convert import completion
 from qwen35_convert.commands.options import (
+    BUNDLED,
     Base,
     Html,
     Json,
     Junit,
+    LogitsCache,
     Memory,
     OutputFormat,
     Quiet,
     Workers,
     merged,
     parse_limit,
+    text_option,
 )
 from qwen35_convert.options import RunOptions
 from qwen35_convert.output import JSON, Output
@@ -40,17 +43,12 @@ def verify(
         str,
         typer.Option(help="structure, tensors or logits.", autocompletion=completion.levels),
     ] = "tensors",
-    text: Annotated[
-        str, typer.Option(metavar="FILE", help="Text for level logits.", show_default="bundled")
-    ] = "default",
+    text: Annotated[str, text_option("Text for level logits.")] = BUNDLED,
     max_kl: Annotated[
         float | None, typer.Option(help="Maximum mean KL divergence, in nats per token.")
     ] = None,
     min_top1: Annotated[float | None, typer.Option(help="Minimum top-1 agreement, 0 to 1.")] = None,
-    logits_cache: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Keep the source's hidden states in this folder."),
-    ] = None,
+    logits_cache: LogitsCache = None,
     by_bounds: Annotated[
         bool,
         typer.Option(

@@ -7,21 +7,30 @@ from typing import Annotated
 
 import typer
 
-from qwen35_convert.commands.options import Base, Json, Quiet, Source, merged, parse_numbers
+from qwen35_convert.commands.options import (
+    BUNDLED,
+    Base,
+    Json,
+    OutFile,
+    OverwriteFile,
+    Quiet,
+    Source,
+    merged,
+    parse_numbers,
+    text_option,
+)
 
 
 def imatrix(
     source: Source,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.", show_default=False)],
-    text: Annotated[
-        str, typer.Option(metavar="FILE", help="Calibration text.", show_default="bundled")
-    ] = "default",
+    out: OutFile,
+    text: Annotated[str, text_option("Calibration text.")] = BUNDLED,
     chunks: Annotated[
         int | None,
         typer.Option(min=1, help="Maximum number of 512-token chunks.", show_default="all"),
     ] = None,
     base: Base = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
+    overwrite: OverwriteFile = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
