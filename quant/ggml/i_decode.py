@@ -22,23 +22,28 @@ u8, u32, u64, f32 = np.uint8, np.uint32, np.uint64, np.float32
 
 
 @loop
-def decode_iq2_xxs(data, grid, out):
-    """Fill in rows of 66 bytes."""
+def decode_xxs(data, grid, out):
+    """Fill in rows of 66 bytes, IQ2_XXS, or of 98, IQ3_XXS."""
+    three = data.shape[1] == 98
+    group, unit = (u64(4), f32(0.5)) if three else (u64(8), f32(0.25))
     for b in range(u64(data.shape[0])):
         d = _load_half(data, b, u64(0))
         for s in range(u64(8)):
             at = u64(u64(2) + u64(s * u64(8)))
-            word = _load_word(data, b, u64(at + u64(4)))
-            step = _step(d, u32(word >> u32(28)), f32(0.25))
-            for k in range(u64(4)):
-                minus = _even(u32(u32(word >> u32(u64(7) * k)) & u32(127)))
+            place = u64(u64(66) + u64(s * u64(4))) if three else u64(at + u64(4))
+            word = _load_word(data, b, place)
+            step = _step(d, u32(word >> u32(28)), unit)
+            for k in range(u64(u64(32) // group)):
+                j = u64(k * group)
+                minus = _even(u32(u32(word >> u32(u64(7) * u64(j // u64(8)))) & u32(127)))
+                minus = u32(minus >> u32(j % u64(8)))
                 point = u64(data[b, u64(at + k)])
-                _fill(grid, point, step, minus, out, b, u64(u64(s * u64(32)) + u64(k * u64(8))))
+                _fill(grid, point, step, minus, out, b, u64(u64(s * u64(32)) + j))
 
 
 @loop
-def decode_iq2_xs(data, grid, out):
-    """Fill in rows of 74 bytes."""
+def decode_xs(data, grid, out):
+    """Fill in rows of 74 bytes, IQ2_XS."""
     for b in range(u64(data.shape[0])):
         d = _load_half(data, b, u64(0))
         for k in range(u64(32)):
@@ -50,45 +55,24 @@ def decode_iq2_xs(data, grid, out):
 
 
 @loop
-def decode_iq2_s(data, grid, out):
-    """Fill in rows of 82 bytes."""
+def decode_s(data, grid, out):
+    """Fill in rows of 82 bytes, IQ2_S, or of 110, IQ3_S."""
+    three = data.shape[1] == 110
+    columns, group, width = (u64(32), u64(4), u64(1)) if three else (u64(16), u64(8), u64(2))
+    signs_at, levels_at = (u64(74), u64(106)) if three else (u64(34), u64(74))
+    in_a_byte, ones = u64(u64(8) // width), u32(u32(u32(1) << u32(width)) - u32(1))
     for b in range(u64(data.shape[0])):
         d = _load_half(data, b, u64(0))
-        for k in range(u64(32)):
-            step = _step(d, _level(data, b, u64(74), u64(k // u64(2))), f32(0.25))
-            high = u32(data[b, u64(u64(66) + u64(k // u64(4)))]) >> u32(u64(2) * u64(k % u64(4)))
-            point = u32(u32(data[b, u64(u64(2) + k)]) | u32(u32(high & u32(3)) << u32(8)))
-            minus = u32(data[b, u64(u64(34) + k)])
-            _fill(grid, u64(point), step, minus, out, b, u64(k * u64(8)))
-
-
-@loop
-def decode_iq3_xxs(data, grid, out):
-    """Fill in rows of 98 bytes."""
-    for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
-        for s in range(u64(8)):
-            word = _load_word(data, b, u64(u64(66) + u64(s * u64(4))))
-            step = _step(d, u32(word >> u32(28)), f32(0.5))
-            for k in range(u64(8)):
-                minus = _even(u32(u32(word >> u32(u64(7) * u64(k // u64(2)))) & u32(127)))
-                minus = u32(minus >> u32(u64(4) * u64(k % u64(2))))
-                c = u64(u64(s * u64(8)) + k)
-                _fill(grid, u64(data[b, u64(u64(2) + c)]), step, minus, out, b, u64(c * u64(4)))
-
-
-@loop
-def decode_iq3_s(data, grid, out):
-    """Fill in rows of 110 bytes."""
-    for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
-        for k in range(u64(64)):
-            level = _level(data, b, u64(106), u64(k // u64(8)))
-            step = f32(d * f32(u32(u32(u32(2) * level) + u32(1))))
-            high = u32(u32(data[b, u64(u64(66) + u64(k // u64(8)))]) >> u32(k % u64(8)))
-            point = u32(u32(data[b, u64(u64(2) + k)]) | u32(u32(high & u32(1)) << u32(8)))
-            minus = u32(data[b, u64(u64(74) + u64(k // u64(2)))]) >> u32(u64(4) * u64(k % u64(2)))
-            _fill(grid, u64(point), step, minus, out, b, u64(k * u64(4)))
+        for k in range(u64(u64(256) // group)):
+            j = u64(k * group)
+            level = _level(data, b, levels_at, u64(j // columns))
+            odd = f32(d * f32(u32(u32(u32(2) * level) + u32(1))))
+            step = odd if three else _step(d, level, f32(0.25))
+            byte = u32(data[b, u64(u64(66) + u64(k // in_a_byte))])
+            high = u32(u32(byte >> u32(width * u64(k % in_a_byte))) & ones)
+            point = u32(u32(data[b, u64(u64(2) + k)]) | u32(high << u32(8)))
+            minus = u32(data[b, u64(signs_at + u64(j // u64(8)))]) >> u32(j % u64(8))
+            _fill(grid, u64(point), step, minus, out, b, j)
 
 
 @inline

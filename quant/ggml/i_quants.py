@@ -20,6 +20,8 @@ from quant.ggml import i_decode, i_fit, i_grids, i_store, k_lines
 from quant.ggml.batches import SUPER, batches
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 f32 = np.float32
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
     attempts  scales that are tried on either side, and the step between them
     again     what is taken again
     factor    of d
+    store     the loop that stores super-blocks, and `decode` the one that decodes them
     """
 
     columns: int
@@ -51,14 +54,21 @@ class Kind(NamedTuple):
     attempts: tuple[int, float]
     again: np.int32
     factor: float
+    store: Callable[..., None]
+    decode: Callable[..., None]
 
 
+XXS, XS, S = (
+    (i_store.store_xxs, i_decode.decode_xxs),
+    (i_store.store_xs, i_decode.decode_xs),
+    (i_store.store_s, i_decode.decode_s),
+)
 KINDS = {
-    "IQ2_XXS": Kind(32, 8, 7, 1e-15, 1, None, (6, 0.1), i_fit.ALL, 1.0),
-    "IQ2_XS": Kind(16, 8, 7, 1e-15, 1, None, (9, 0.1), i_fit.OFF, 1.0),
-    "IQ2_S": Kind(16, 8, 8, 1e-8, 2, 0.25, (9, 0.1), i_fit.OFF, 0.9875),
-    "IQ3_XXS": Kind(32, 4, 7, 1e-8, 2, 0.0, (15, 0.2), i_fit.OFF, 1.0125),
-    "IQ3_S": Kind(32, 4, 8, 0.0, 2, 0.0, (9, 0.2), i_fit.ALL_IF_OFF, 1.033),
+    "IQ2_XXS": Kind(32, 8, 7, 1e-15, 1, None, (6, 0.1), i_fit.ALL, 1.0, *XXS),
+    "IQ2_XS": Kind(16, 8, 7, 1e-15, 1, None, (9, 0.1), i_fit.OFF, 1.0, *XS),
+    "IQ2_S": Kind(16, 8, 8, 1e-8, 2, 0.25, (9, 0.1), i_fit.OFF, 0.9875, *S),
+    "IQ3_XXS": Kind(32, 4, 7, 1e-8, 2, 0.0, (15, 0.2), i_fit.OFF, 1.0125, *XXS),
+    "IQ3_S": Kind(32, 4, 8, 0.0, 2, 0.0, (9, 0.2), i_fit.ALL_IF_OFF, 1.033, *S),
 }
 # Searched without a grid first, for levels 0 to 4.
 BY_LEVELS, LEVELS = "IQ2_XXS", 4
@@ -85,8 +95,7 @@ def decode_rows(name: str, data: NDArray[Any], out: NDArray[Any]) -> None:
     num_super = out.size // SUPER
     if num_super:
         rows = np.ascontiguousarray(data).reshape(num_super, -1)
-        decode = getattr(i_decode, f"decode_{name.lower()}")
-        decode(rows, i_grids.levels(name), out.reshape(num_super, SUPER))
+        KINDS[name].decode(rows, i_grids.levels(name), out.reshape(num_super, SUPER))
 
 
 def _importance(kind: Kind, weights: NDArray[Any] | None) -> NDArray[Any]:
@@ -114,8 +123,7 @@ def _encode(
         x.reshape(-1), v.reshape(-1), tops, grid.first, grid.words.reshape(-1),
         *sizes, *search, scales, words,
     )  # fmt: skip
-    store = getattr(i_store, f"store_{name.lower()}")
-    store(scales, words, signs, grid.number, f32(kind.factor), out)
+    kind.store(scales, words, signs, grid.number, f32(kind.factor), out)
 
 
 def _begin(name: str, x: NDArray[Any], v: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -31,22 +31,24 @@ SEVEN, EIGHT = u32(127), u32(255)
 
 
 @loop
-def store_iq2_xxs(scales, words, signs, number, factor, out):
-    """Write rows of 66 bytes."""
-    levels = np.empty(8, u32)
+def store_xxs(scales, words, signs, number, factor, out):
+    """Write rows of 66 bytes, IQ2_XXS, or of 98, IQ3_XXS."""
+    levels, three = np.empty(8, u32), out.shape[1] == 98
+    group = u64(4) if three else u64(8)
     for b in range(u64(out.shape[0])):
         _store_scale(scales, b, u64(8), factor, levels, out)
         for s in range(u64(8)):
             at = u64(u64(2) + u64(s * u64(8)))
-            for k in range(u64(4)):
-                out[b, u64(at + k)] = u8(_point(words, number, b, u64(8), s, k, u64(8)))
+            for k in range(u64(u64(32) // group)):
+                out[b, u64(at + k)] = u8(_point(words, number, b, u64(8), s, k, group))
             word = _packed_signs(scales, signs, b, s, levels)
-            _store_word(word, out, b, u64(at + u64(4)))
+            place = u64(u64(66) + u64(s * u64(4))) if three else u64(at + u64(4))
+            _store_word(word, out, b, place)
 
 
 @loop
-def store_iq2_xs(scales, words, signs, number, factor, out):
-    """Write rows of 74 bytes."""
+def store_xs(scales, words, signs, number, factor, out):
+    """Write rows of 74 bytes, IQ2_XS."""
     levels = np.empty(16, u32)
     for b in range(u64(out.shape[0])):
         _store_scale(scales, b, u64(16), factor, levels, out)
@@ -62,53 +64,26 @@ def store_iq2_xs(scales, words, signs, number, factor, out):
 
 
 @loop
-def store_iq2_s(scales, words, signs, number, factor, out):
-    """Write rows of 82 bytes."""
-    levels = np.empty(16, u32)
+def store_s(scales, words, signs, number, factor, out):
+    """Write rows of 82 bytes, IQ2_S, or of 110, IQ3_S."""
+    three = out.shape[1] == 110
+    num_blocks, group, width = (u64(8), u64(4), u64(1)) if three else (u64(16), u64(8), u64(2))
+    points, in_a_byte = u64(u64(u64(256) // group) // num_blocks), u64(u64(8) // width)
+    signs_at, levels_at = (u64(74), u64(106)) if three else (u64(34), u64(74))
+    levels = np.empty(num_blocks, u32)
     for b in range(u64(out.shape[0])):
-        _store_scale(scales, b, u64(16), factor, levels, out)
+        _store_scale(scales, b, num_blocks, factor, levels, out)
         out[b, 66:74] = 0
-        for s in range(u64(16)):
-            for k in range(u64(2)):
-                c = u64(u64(s * u64(2)) + k)
-                point = _point(words, number, b, u64(16), s, k, u64(8))
+        for s in range(num_blocks):
+            for k in range(points):
+                c = u64(u64(s * points) + k)
+                point = _point(words, number, b, num_blocks, s, k, group)
                 out[b, u64(u64(2) + c)] = u8(point & u32(255))
-                out[b, u64(u64(34) + c)] = u8(_signs(scales, signs, b, u64(16), c, EIGHT))
-                high = u8(u32(point >> u32(8)) << u32(u64(2) * u64(c % u64(4))))
-                out[b, u64(u64(66) + u64(c // u64(4)))] |= high
-        _store_levels(levels, out, b, u64(74))
-
-
-@loop
-def store_iq3_xxs(scales, words, signs, number, factor, out):
-    """Write rows of 98 bytes."""
-    levels = np.empty(8, u32)
-    for b in range(u64(out.shape[0])):
-        _store_scale(scales, b, u64(8), factor, levels, out)
-        for s in range(u64(8)):
-            for k in range(u64(8)):
-                at = u64(u64(2) + u64(u64(s * u64(8)) + k))
-                out[b, at] = u8(_point(words, number, b, u64(8), s, k, u64(4)))
-            word = _packed_signs(scales, signs, b, s, levels)
-            _store_word(word, out, b, u64(u64(66) + u64(s * u64(4))))
-
-
-@loop
-def store_iq3_s(scales, words, signs, number, factor, out):
-    """Write rows of 110 bytes."""
-    levels = np.empty(8, u32)
-    for b in range(u64(out.shape[0])):
-        _store_scale(scales, b, u64(8), factor, levels, out)
-        for s in range(u64(8)):
-            high = u32(0)
-            for k in range(u64(8)):
-                point = _point(words, number, b, u64(8), s, k, u64(4))
-                out[b, u64(u64(2) + u64(u64(s * u64(8)) + k))] = u8(point & u32(255))
-                high = u32(high | u32(u32(point >> u32(8)) << u32(k)))
-            out[b, u64(u64(66) + s)] = u8(high)
-            for c in range(u64(s * u64(4)), u64(u64(s + u64(1)) * u64(4))):
-                out[b, u64(u64(74) + c)] = u8(_signs(scales, signs, b, u64(8), c, EIGHT))
-        _store_levels(levels, out, b, u64(106))
+                high = u8(u32(point >> u32(8)) << u32(width * u64(c % in_a_byte)))
+                out[b, u64(u64(66) + u64(c // in_a_byte))] |= high
+        for c in range(u64(32)):
+            out[b, u64(signs_at + c)] = u8(_signs(scales, signs, b, num_blocks, c, EIGHT))
+        _store_levels(levels, out, b, levels_at)
 
 
 @inline
