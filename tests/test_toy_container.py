@@ -18,7 +18,7 @@ import torch
 import qwen35_convert as q
 from formats.checkpoint import Checkpoint
 from formats.family.config import read_config
-from formats.family.layout import recognise
+from formats.family.recognise import recognise
 from formats.safetensors.file import torch_dtype
 from formats.tensor import TensorInfo
 from quant.registry import RECOGNISERS

@@ -10,7 +10,7 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import read_config
-from formats.family.layout import recognise
+from formats.family.recognise import recognise
 from formats.gguf.config import config_from_metadata, places_of
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.file import SHARD, GgufFile, Kv, open_files

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config, read_config
-from formats.family.layout import recognise
+from formats.family.recognise import recognise
 from formats.json_file import read_object
 from formats.links import check_leads, check_links, repository_of, snapshot_in
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters, no_model

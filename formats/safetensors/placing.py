@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from formats.errors import FormatError
 from formats.family.config import Config
-from formats.family.layout import recognise
 from formats.family.names import PARTS
+from formats.family.recognise import recognise
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
 from formats.safetensors.place import Choice, Place

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from formats.family.config import read_config
-from formats.family.layout import Layout, recognise
+from formats.family.layout import Layout
 from formats.family.names import normalise
+from formats.family.recognise import recognise
 from formats.family.rules import RULES, template
 from formats.safetensors.file import TORCH_NAMES
 from formats.tensor import TensorInfo

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from formats.family.config import read_config
-from formats.family.layout import fused_group, recognise
+from formats.family.layout import fused_group
 from formats.family.names import TEXT
 from formats.family.ops import apply_all
+from formats.family.recognise import recognise
 from formats.family.rules import Form
 from formats.tensor import TensorInfo
 from quant.fp8.scheme import FORMS

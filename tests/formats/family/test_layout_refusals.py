@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from formats.family.config import read_config
-from formats.family.layout import recognise
+from formats.family.recognise import recognise
 from formats.family.rules import Form
 from formats.stored import by_cause, tell
 from formats.tensor import TensorInfo

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from formats.family.config import read_config
-from formats.family.layout import recognise
 from formats.family.names import normalise
 from formats.family.ops import NegExp, NegLog, Tile, apply_all, shape_after
+from formats.family.recognise import recognise
 from formats.gguf.checkpoint import ORIGIN
 from formats.gguf.dialect import GgufDialect
 from formats.gguf.names import gguf_name, hub_name, ops_from_gguf, ops_to_gguf
