@@ -14,7 +14,7 @@ follows them in the super-block one place too far to the front; here they are wh
 
 Arrays: scales float32 [n] and words int32 [points of a block, n] as `i_fit` leaves them; signs
 uint8 [B, 32]; number int32 as in `i_grids`; out uint8 [B', bytes], B' <= B. In loops b is a
-super-block, s a block of it, k a point.
+super-block, s a block of it, k a point, e eight columns.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def store_s(scales, words, signs, number, factor, out):
                 out[b, u64(u64(2) + c)] = u8(point & u32(255))
                 high = u8(u32(point >> u32(8)) << u32(width * u64(c % in_a_byte)))
                 out[b, u64(u64(66) + u64(c // in_a_byte))] |= high
-        for c in range(u64(32)):
-            out[b, u64(signs_at + c)] = u8(_signs(scales, signs, b, num_blocks, c, EIGHT))
+        for e in range(u64(32)):
+            out[b, u64(signs_at + e)] = u8(_signs(scales, signs, b, num_blocks, e, EIGHT))
         _store_levels(levels, out, b, levels_at)
 
 
