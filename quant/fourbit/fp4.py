@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE, stored_parts
-from quant.scheme import Cost, Part, Shape, Usual
+from quant.scheme import Cost, Part, Shape
+from quant.usual import Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quant.fourbit.columns import groups_of, is_usual, spread
 from quant.fourbit.parts import ORDER, SCALE, ZERO
-from quant.scheme import Cost, Usual
+from quant.scheme import Cost
+from quant.usual import Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -27,7 +27,8 @@ from quant.fp8.scales import (
     explain,
     suffix_of,
 )
-from quant.scheme import Choices, Cost, Part, Shape, Usual
+from quant.scheme import Choices, Cost, Part, Shape
+from quant.usual import Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

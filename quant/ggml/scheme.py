@@ -16,7 +16,8 @@ from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
 from quant.finite import count_not_finite
 from quant.ggml import codec
-from quant.scheme import Cost, Part, Shape, Usual
+from quant.scheme import Cost, Part, Shape
+from quant.usual import Usual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
