@@ -17,17 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from quant.fourbit.batched import nearest
-from quant.fourbit.rows import BLOCK
-from runtime.kernels.gptq.units import as_bfloat16, column, nearest_unit
+from runtime.kernels.gptq.units import as_bfloat16, column, launch, nearest_unit
 from runtime.kernels.launch import jit, tl, use_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.fourbit.rows import Rows
-
-# One warp holds a tile, so that sums of its columns wait for no other warp.
-TILE_ROWS = 4
 
 
 def settle_block_reference(
@@ -83,22 +79,7 @@ def settle_block(
         settle_block_reference(rows, slope_ENK, hessian_EKK, added_E, first, moved_ENb)
         return
     tensors = rows.units, rows.d, rows.zero, slope_ENK, hessian_EKK, added_E, moved_ENb
-    assert all(x.is_contiguous() for x in tensors), "rows must follow one another"
-    matrices, num_rows, columns = rows.w.shape
-    _settle_kernel[(-(-num_rows // TILE_ROWS), matrices)](
-        *tensors,
-        num_rows,
-        columns,
-        rows.d.shape[2],
-        first,
-        moved_ENb.shape[-1],
-        END=rows.end,
-        GROUP=rows.group,
-        ROWS=TILE_ROWS,
-        SIZE=BLOCK,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    launch(_settle_kernel, rows, tensors, first, GROUP=rows.group)
 
 
 @jit

@@ -1,4 +1,4 @@
-"""What the kernels of GPTQ share: units, and rounding to bfloat16.
+"""What the kernels of GPTQ share: how they are launched, units, and rounding to bfloat16.
 
 Chosen for: never alone; walk and settle share it.
 
@@ -7,7 +7,41 @@ A unit is a decoded weight over its step. END is 2^(bits-1) of whole numbers, 0 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from quant.fourbit.rows import BLOCK
 from runtime.kernels.launch import jit, tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quant.fourbit.rows import Rows
+
+# One warp holds a tile, so that sums of its columns wait for no other warp.
+TILE_ROWS = 4
+
+
+def launch(kernel, rows: Rows, tensors: tuple[Tensor, ...], first: int, **more: int) -> None:
+    """Run a kernel over all rows of all matrices, for the block of columns from `first` on.
+
+    tensors  the kernel's, contiguous; the last is [E, N, b], of the block
+    """
+    assert all(x.is_contiguous() for x in tensors), "rows must follow one another"
+    matrices, num_rows, columns = rows.w.shape
+    kernel[(-(-num_rows // TILE_ROWS), matrices)](
+        *tensors,
+        num_rows,
+        columns,
+        rows.d.shape[2],
+        first,
+        tensors[-1].shape[-1],
+        END=rows.end,
+        ROWS=TILE_ROWS,
+        SIZE=BLOCK,
+        num_warps=1,
+        enable_fp_fusion=False,
+        **more,
+    )
 
 
 @jit

@@ -18,17 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quant.fourbit.batched import nearest
-from quant.fourbit.rows import BLOCK
-from runtime.kernels.gptq.units import column, nearest_unit
+from runtime.kernels.gptq.units import column, launch, nearest_unit
 from runtime.kernels.launch import jit, tl, use_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.fourbit.rows import Rows
-
-# One warp holds a tile, so that sums of its columns wait for no other warp.
-TILE_ROWS = 4
 
 
 def walk_block_reference(
@@ -60,21 +56,7 @@ def walk_block(
         walk_block_reference(rows, upper_EKK, group_EK, first, missed_ENb)
         return
     tensors = rows.w, rows.d, rows.zero, upper_EKK, group_EK, rows.units, missed_ENb
-    assert all(x.is_contiguous() for x in tensors), "rows must follow one another"
-    matrices, num_rows, columns = rows.w.shape
-    _walk_kernel[(-(-num_rows // TILE_ROWS), matrices)](
-        *tensors,
-        num_rows,
-        columns,
-        rows.d.shape[2],
-        first,
-        missed_ENb.shape[-1],
-        END=rows.end,
-        ROWS=TILE_ROWS,
-        SIZE=BLOCK,
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+    launch(_walk_kernel, rows, tensors, first)
 
 
 @jit
