@@ -48,18 +48,9 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     gone = _dropped(recipe, namespace)
     atoms, dropped = select(source, recipe, gone)
     chosen = _choose_schemes(atoms, recipe)
-    used = sorted({c.scheme for c in chosen} - {KEEP})
-    cached = recipe.quantize.kv_cache != NO_CACHE
-    schemes = get_schemes(used, recipe.quantize.choices, alone=not cached)
     fused = _fuses_experts(source, recipe, atoms, chosen)
     namer = _Namer(WITHOUT_HEAD[namespace] if layout.headless else namespace, fused=fused)
-    usual = model_dtype(source) if widened else None
-    items = []
-    for atom, choice in zip(atoms, chosen, strict=True):
-        scheme = schemes.get(choice.scheme) or Plain(kept_dtype(atom, usual))
-        method = method_of(recipe, atom, scheme)
-        reason = choice.reason if method == NEAREST else f"{choice.reason}, {method}"
-        items.append(Item(atom, scheme, namer.outputs(atom, scheme), reason))
+    items = tuple(_items(recipe, atoms, chosen, namer, model_dtype(source) if widened else None))
     written = [(item.atom, item.scheme) for item in items]
     check_calibrated(recipe, written)
     for (name, ways), count in namer.stacked.items():
@@ -68,37 +59,53 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     for weight, info in scales:
         namer.units[weight].append(info)
     shards = tuple(_shard(namer.units, recipe.export.max_shard_size))
-    said = (
-        *_plan_notes(source, recipe, chosen, fused=fused),
-        *rank_notes((item.atom, item.scheme) for item in items),
-    )
+    mtp_layers = layout.form.mtp_layers if recipe.mtp == "keep" else 0
     config = artifact_config(
         source.config,
         namespace=namespace,
         tied=None if layout.headless else layout.tied,
-        mtp_layers=layout.form.mtp_layers if recipe.mtp == "keep" else 0,
+        mtp_layers=mtp_layers,
         rows=namer.written,
-        fp8_cache=cached,
+        fp8_cache=_caches(recipe),
     )
     return Plan(
         container=CONTAINER,
         recipe=recipe,
-        items=tuple(items),
+        items=items,
         shards=shards,
         dropped=dropped,
         notes=(
-            *source.notes,
-            *layout.notes,
-            *faults_dropped(source, gone),
-            *side_notes(source),
-            *(image_notes(source) if namespace == HUB else ()),
-            *said,
+            *_source_notes(source, gone, namespace),
+            *_plan_notes(source, recipe, chosen, fused=fused),
+            *rank_notes(written),
             *calibration_notes(recipe, written),
-            *cache_notes(scales, recipe, mtp=recipe.mtp == "keep" and layout.form.mtp_layers > 0),
+            *cache_notes(scales, recipe, mtp=mtp_layers > 0),
         ),
         files=files_beside(source, config, shards),
         described=config,
     )
+
+
+def _items(
+    recipe: Recipe,
+    atoms: Sequence[Atom],
+    chosen: Sequence[Assignment],
+    namer: _Namer,
+    usual: str | None,
+) -> Iterator[Item]:
+    """Yield what is to be done with each atom; `usual`: the type of what is kept."""
+    used = sorted({choice.scheme for choice in chosen} - {KEEP})
+    schemes = get_schemes(used, recipe.quantize.choices, alone=not _caches(recipe))
+    for atom, choice in zip(atoms, chosen, strict=True):
+        scheme = schemes.get(choice.scheme) or Plain(kept_dtype(atom, usual))
+        method = method_of(recipe, atom, scheme)
+        reason = choice.reason if method == NEAREST else f"{choice.reason}, {method}"
+        yield Item(atom, scheme, namer.outputs(atom, scheme), reason)
+
+
+def _caches(recipe: Recipe) -> bool:
+    """Whether scales of keys and values are written."""
+    return recipe.quantize.kv_cache != NO_CACHE
 
 
 def _namespace(source: Checkpoint, recipe: Recipe) -> str:
@@ -149,6 +156,15 @@ def _fuses_experts(
         )
     stored_fused = recipe.experts == "same" and source.layout.form.experts == "fused"
     return recipe.experts == "fused" or (stored_fused and not quantised)
+
+
+def _source_notes(source: Checkpoint, gone: set[str], namespace: str) -> Iterator[str]:
+    yield from source.notes
+    yield from source.layout.notes
+    yield from faults_dropped(source, gone)
+    yield from side_notes(source)
+    if namespace == HUB:
+        yield from image_notes(source)
 
 
 def _plan_notes(
