@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +24,12 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
+    from triton.runtime import interpreter
 
     HAS_TRITON = True
     INTERPRET = tl.constexpr(triton.knobs.runtime.interpret)
 except ImportError:
-    triton, tl, HAS_TRITON, INTERPRET = None, None, False, None
+    triton, tl, interpreter, HAS_TRITON, INTERPRET = None, None, None, False, None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,11 +59,31 @@ def interpreting() -> Iterator[None]:
     """Run Triton kernels on CPU tensors in the interpreter while the context lasts (tests only)."""
     assert HAS_TRITON, "interpreting() needs triton"
     assert INTERPRET.value, "TRITON_INTERPRET=1 must be set before triton is first imported"
-    token = _interpreting.set(True)
+    token, patch = _interpreting.set(True), interpreter._patch_lang
+    interpreter._patch_lang = _patching_once(patch)
     try:
         yield
     finally:
+        interpreter._patch_lang = patch
         _interpreting.reset(token)
+
+
+def _patching_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return Triton's patch of its language for one that a launch does once.
+
+    Triton's own is repeated by every call of a function within a kernel, for as long as the call
+    takes again.
+    """
+
+    @cache
+    def languages(kernel: Any) -> list[Any]:
+        return [value for value in kernel.__globals__.values() if value is tl or value is tl.core]
+
+    def once(kernel: Any) -> Any:
+        done = not any(tl.core.is_builtin(language.load) for language in languages(kernel))
+        return None if done else patch(kernel)
+
+    return once
 
 
 def use_triton(x: Tensor) -> bool:
