@@ -29,12 +29,30 @@ settings.load_profile("ci")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-NANO = Path(__file__).parent / "data" / "nano-dense"
+TESTS = Path(__file__).parent
+NANO = TESTS / "data" / "nano-dense"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
     parser.addoption("--all-faults", action="store_true", help="try every fault of the network")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give one worker all tests that share a fixture of their module: it is made once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and (group := _shared(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _shared(item: pytest.Item) -> str:
+    """Return the file and the parameters of a test's module-wide fixtures; "" without any."""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    wide = sorted(name for name, found in fixtures.items() if found[-1].scope == "module")
+    case = getattr(item, "callspec", None)
+    chosen = [str(case.indices[name]) for name in wide if case and name in case.indices]
+    return " ".join([str(item.path.relative_to(TESTS)), *chosen]) if wide else ""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +70,7 @@ def golden(request: pytest.FixtureRequest):
     """Compare text with tests/golden/NAME; `pytest --update-golden` rewrites it."""
 
     def check(name: str, text: str) -> None:
-        path = Path(__file__).parent / "golden" / name
+        path = TESTS / "golden" / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)

@@ -134,8 +134,9 @@ def test_a_bias_is_named(w):
 
 
 def test_types_without_an_encoder_of_ours_are_not_bounded(w):
-    qtype = gguf.GGMLQuantizationType.IQ1_M.value
-    blocks = torch.from_numpy(libgguf.quantize_rows(w.numpy(), qtype))
-    assert not Ggml("IQ1_M").bounded
-    assert faults("IQ1_M", w, blocks.roll(1, 0)) != []
+    signs = w.sign()
+    blocks = by_ggml("TQ2_0", signs)
+    assert not Ggml("TQ2_0").bounded
+    assert faults("TQ2_0", signs, blocks) == []
+    assert faults("TQ2_0", signs, blocks.roll(1, 0)) != []
     assert Ggml("Q4_K").bounded

@@ -269,10 +269,13 @@ def test_a_type_without_a_bound_is_unproven_not_passed(nano, tmp_path):
     import libgguf
 
     source = made(tmp_path / "in", nano, hidden_size=256)
+    weights = load_file(source / "model.safetensors")
+    weights["model.language_model.layers.1.mlp.up_proj.weight"].sign_()  # what TQ2_0 can hold
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     path = tmp_path / "m.gguf"
     api.convert(source, path, build_recipe(Q8), options=NO_PROOF)
     reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(tmp_path / "iq.gguf", "qwen35")
+    writer = gguf.GGUFWriter(tmp_path / "tq.gguf", "qwen35")
     name = "blk.1.ffn_up.weight"
     for field in reader.fields.values():
         if not field.name.startswith(("GGUF.", "general.architecture")):
@@ -281,18 +284,18 @@ def test_a_type_without_a_bound_is_unproven_not_passed(nano, tmp_path):
     for tensor in reader.tensors:
         data, dtype = tensor.data, tensor.tensor_type
         if tensor.name == name:
-            values, dtype = gguf.dequantize(data, dtype), gguf.GGMLQuantizationType.IQ1_S
+            values, dtype = gguf.dequantize(data, dtype), gguf.GGMLQuantizationType.TQ2_0
             data = libgguf.quantize_rows(values, dtype.value)
         writer.add_tensor(tensor.name, data, raw_dtype=dtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    alone, against = api.verify(tmp_path / "iq.gguf"), api.verify(tmp_path / "iq.gguf", source)
+    alone, against = api.verify(tmp_path / "tq.gguf"), api.verify(tmp_path / "tq.gguf", source)
     assert alone.passed
-    assert alone.structure["unproven"] == ["iq1_s"]
+    assert alone.structure["unproven"] == ["tq2_0"]
     assert [f"{f.tensor} {f.problem}" for f in against.failures] == [
-        f"{name} is iq1_s: no bound is known of this type, it is unproven"
+        f"{name} is tq2_0: no bound is known of this type, it is unproven"
     ]
     assert [line["name"] for line in against.tensors if line.get("unproven")] == [
         "layers.1.mlp.up_proj"
