@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from formats.family.config import ABSENT, Config
+from formats.family.config import Config
+from formats.family.config_fields import ABSENT
 from formats.family.names import PARTS, normalise, optional_part
 from formats.stored import Problem
 from formats.tensor import TensorInfo

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from formats.family.config import ABSENT, Config
+from formats.family.config import Config
+from formats.family.config_fields import ABSENT
 from formats.family.dialects import HUB_DIALECT, MLX, Dialect
 from formats.family.layout import Atom
 from formats.family.lost_fields import LOST

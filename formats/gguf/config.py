@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from formats.errors import FormatError
-from formats.family.config import FIELD_NAMES, LAYER_TYPES, MAX_EXPERTS, interval_types
+from formats.family.config_fields import FIELD_NAMES, LAYER_TYPES, MAX_EXPERTS, interval_types
 from formats.gguf.header import Kv
 from formats.gguf.keys import Keys, shown
 from formats.gguf.pooling import KEY as POOLING

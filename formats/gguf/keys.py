@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from formats.errors import FormatError
-from formats.family.config import MAX_LAYERS, MAX_SIZE
+from formats.family.config_fields import MAX_LAYERS, MAX_SIZE
 from formats.gguf.header import Kv
 
 

@@ -15,13 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from formats.errors import FormatError
-from formats.family.config import (
-    DEFAULT_INTERVAL,
-    LAYER_TYPES,
-    MAX_SIZE,
-    Config,
-    interval_types,
-)
+from formats.family.config import Config
+from formats.family.config_fields import DEFAULT_INTERVAL, LAYER_TYPES, MAX_SIZE, interval_types
 from formats.gguf.header import Kv
 from formats.gguf.pooling import KEY as POOLING
 from formats.gguf.rope import SECTIONS, dimensions, scaling_rows, sections

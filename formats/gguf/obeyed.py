@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from formats.family.config import DEFAULT_INTERVAL
+from formats.family.config_fields import DEFAULT_INTERVAL
 from formats.gguf.metadata import ABOUT
 
 T = TypeVar("T")

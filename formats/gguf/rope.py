@@ -19,7 +19,8 @@ from math import isclose, nextafter
 from typing import Any
 
 from formats.errors import FormatError
-from formats.family.config import MAX_SIZE, Config
+from formats.family.config import Config
+from formats.family.config_fields import MAX_SIZE
 from formats.family.rope import (
     ATTENTION,
     BETAS,

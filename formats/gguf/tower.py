@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from formats.errors import FormatError
-from formats.family.config import MAX_LAYERS, MAX_SIZE
+from formats.family.config_fields import MAX_LAYERS, MAX_SIZE
 from formats.family.ops import Shape, shape_after
 from formats.family.rules import tower
 from formats.gguf.header import Kv

@@ -8,7 +8,7 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import has_fp8_cache
-from formats.family.config import FIELD_NAMES
+from formats.family.config_fields import FIELD_NAMES
 from formats.tensor import TensorInfo
 from qwen35_convert.inspection.serving import Given, Question, how_to_serve
 

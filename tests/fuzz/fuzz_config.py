@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from formats.errors import FormatError
-from formats.family.config import MAX_EXPERTS, MAX_LAYERS, read_config
+from formats.family.config import read_config
+from formats.family.config_fields import MAX_EXPERTS, MAX_LAYERS
 from formats.json_file import parse_object
 from tests.fuzz.loop import main
 

@@ -13,7 +13,7 @@ from typing import Any
 from formats.chat_template import DEFAULT, PLACES
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.family.config import DEFAULT_INTERVAL, LAYER_TYPES, interval_types
+from formats.family.config_fields import DEFAULT_INTERVAL, LAYER_TYPES, interval_types
 from formats.gguf.checkpoint import first_file
 from formats.gguf.header import Kv
 from formats.gguf.metadata import text_metadata

@@ -18,7 +18,8 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.family.config import DEFAULT_INTERVAL, Config, interval_types
+from formats.family.config import Config
+from formats.family.config_fields import DEFAULT_INTERVAL, interval_types
 from formats.family.rope import KINDS, LONGEST, ORIGINAL, read_rope
 from qwen35_convert.containers.safetensors.config_table import NEUTRAL
 from qwen35_convert.difference import ABSENT, differences, first, near, same

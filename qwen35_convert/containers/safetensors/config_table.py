@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from formats.family.config import (
+from formats.family.config_fields import (
     DENSE_FIELDS,
     HARD_WIRED,
     MOE_FIELDS,

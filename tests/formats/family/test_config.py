@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.errors import FormatError
-from formats.family.config import (
-    DENSE_FIELDS,
-    MOE_FIELDS,
-    TEXT_FIELDS,
-    VISION_FIELDS,
-    read_config,
-)
+from formats.family.config import read_config
+from formats.family.config_fields import DENSE_FIELDS, MOE_FIELDS, TEXT_FIELDS, VISION_FIELDS
 from tests.checkpoints import hub_config, text_config
 
 NEXT: dict[str, Any] = {

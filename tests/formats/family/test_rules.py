@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.family.config import (
-    DENSE_FIELDS,
-    MOE_FIELDS,
-    TEXT_FIELDS,
-    VISION_FIELDS,
-    Config,
-    read_config,
-)
+from formats.family.config import Config, read_config
+from formats.family.config_fields import DENSE_FIELDS, MOE_FIELDS, TEXT_FIELDS, VISION_FIELDS
 from formats.family.roles import ROLES
 from formats.family.rules import (
     LAYER_PREFIXES,
