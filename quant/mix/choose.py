@@ -131,11 +131,12 @@ def _scheme(rule: PolicyRule | None) -> str:
 
 def _check_allowed(tensor: MixTensor, rule: PolicyRule, facts: Facts) -> None:
     """Raise QuantError if the rule gives a type to a tensor that may not have it."""
-    place = nvfp4.without_scale(tensor, facts) if rule.scheme == nvfp4.MIX else None
+    is_scaled = rule.scheme.upper() == nvfp4.TYPE
+    place = nvfp4.without_scale(tensor, facts) if is_scaled else None
     if place:
         raise QuantError(
             f"rule {rule.match} gives {rule.scheme} to {tensor.weights[0]},\n"
-            f"  expected another type: llama.cpp reads no NVFP4 scale of {place}"
+            f"  expected another type: llama.cpp reads no {nvfp4.TYPE} scale of {place}"
         )
     role = ROLES[tensor.role]
     if role.gguf_takes(rule.scheme.upper()):

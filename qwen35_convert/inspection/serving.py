@@ -11,7 +11,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import has_fp8_cache
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.serving.artifact import GGUF, Served, served
+from qwen35_convert.serving.artifact import FP8_BLOCK, GGUF, Served, served
 from qwen35_convert.serving.commands import Load, Start, lmcache, starts
 from qwen35_convert.serving.engines import VLLM
 from qwen35_convert.serving.figures import CACHE, WEIGHTS, serving
@@ -72,7 +72,7 @@ def how_to_serve(
 
 def _figures(source: Checkpoint) -> dict[str, Any]:
     kinds = source.config.layer_types
-    stored = {WEIGHTS: source.layout.quantized == "fp8-block", CACHE: has_fp8_cache(source.config)}
+    stored = {WEIGHTS: source.layout.quantized == FP8_BLOCK, CACHE: has_fp8_cache(source.config)}
     return serving(
         source.config.sizes,
         num_full_layers=kinds.count("full_attention"),

@@ -239,6 +239,8 @@ def test_the_projections_of_decay_and_beta_may_be_float_or_q8_0(scheme):
         ([("*.o_proj", "q8_0"), ("*.o_proj", "q6_k")], "decides nothing"),
         ([("*.o_proj", "fp8-block")], "type 'fp8-block' is not known"),
         ([("*.o_proj", "keep")], "type 'keep' is not known"),
+        ([("embed_tokens", "nvfp4")], "reads no NVFP4 scale of the embedding"),
+        ([("embed_tokens", "NVFP4")], "reads no NVFP4 scale of the embedding"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(rules, says):
