@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -17,35 +18,46 @@ from qwen35_convert.errors import MissingError
 from qwen35_convert.run.worker import Effort
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
-recipes = pytest.mark.parametrize(
-    "recipe", ["int4", pytest.param("nvfp4a16", marks=pytest.mark.all)]
-)
 
 
-@recipes
-def test_an_artifact_is_proven_by_running_again(recipe, nano, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoder, "encodes_together", lambda _: True)
-    done = q.convert(nano, tmp_path / "out", recipe, q.RunOptions(workers=2), overrides=SETTINGS)
+def together(source, out, recipe):
+    """Convert as a GPU does: weights of a layer are encoded together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder, "encodes_together", lambda _: True)
+        return q.convert(source, out, recipe, q.RunOptions(workers=2), overrides=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, nano_path):
+    return together(nano_path, tmp_path_factory.mktemp("together") / "out", "int4")
+
+
+def proven_again(done):
     assert done.report.passed, done.report.failures
     assert done.report.calibration["proof"] == "again"
 
 
-def test_an_artifact_is_right_for_whoever_encodes_otherwise(nano, tmp_path, monkeypatch):
+def test_an_artifact_is_proven_by_running_again(made):
+    proven_again(made)
+
+
+@pytest.mark.all
+def test_one_of_nvfp4_is_proven_by_running_again(nano, tmp_path):
+    proven_again(together(nano, tmp_path / "out", "nvfp4a16"))
+
+
+def test_an_artifact_is_right_for_whoever_encodes_otherwise(made, nano):
     """Its codes are not the CPU's to the last unit: then bounds judge them."""
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder, "encodes_together", lambda _: True)
-        q.convert(nano, tmp_path / "out", "int4", q.RunOptions(verify=False), overrides=SETTINGS)
-    report = q.verify(tmp_path / "out", nano, by_bounds=True)
+    report = q.verify(made.out, nano, by_bounds=True)
     assert report.passed, report.failures
 
 
 @pytest.mark.gpu
-@recipes
+@pytest.mark.parametrize("recipe", ["int4", "nvfp4a16"])
 def test_a_gpu_calibrates(recipe, nano, tmp_path):
     options = q.RunOptions(device="cuda")
     done = q.convert(nano, tmp_path / "out", recipe, options, overrides=SETTINGS)
-    assert done.report.passed, done.report.failures
-    assert done.report.calibration["proof"] == "again"
+    proven_again(done)
     made = (tmp_path / "out" / "model.safetensors").read_bytes()
     q.convert(nano, tmp_path / "again", recipe, options, overrides=SETTINGS)
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == made
@@ -77,9 +89,8 @@ def test_a_gpu_folds_as_the_cpu_does():
     assert torch.equal(folded(values.cuda()).cpu(), folded(values))
 
 
-def test_a_gpu_that_is_not_here_is_said_and_nothing_is_run(nano, tmp_path, monkeypatch):
-    q.convert(nano, tmp_path / "out", "int4", q.RunOptions(verify=False), overrides=SETTINGS)
-    path = tmp_path / "out" / "qwen35-receipt.json"
+def test_a_gpu_that_is_not_here_is_said_and_nothing_is_run(made, nano, tmp_path, monkeypatch):
+    path = shutil.copytree(made.out, tmp_path / "out") / "qwen35-receipt.json"
     receipt = json.loads(path.read_text())
     assert receipt["calibration"]["device"] == "cpu"
     receipt["calibration"]["device"] = "NVIDIA H1000"

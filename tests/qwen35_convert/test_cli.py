@@ -78,13 +78,14 @@ def test_an_error_is_reported_without_loading_torch_in_under_a_second(mistake):
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(code, used.ru_utime + used.ru_stime)\n"
     )
-    times = []
-    for _ in range(3):
+
+    def seconds() -> float:
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout.split()[0] == str(expected), done.stderr
-        times.append(float(done.stdout.split()[1]))
-    assert min(times) < 1.0
+        return float(done.stdout.split()[1])
+
+    assert any(seconds() < 1.0 for _ in range(3))
 
 
 LATE = (
@@ -139,18 +140,19 @@ def test_structure_is_verified_without_loading_torch(nano, tmp_path):
 
 def test_help_answers_at_once():
     """0.5 s is the promise; the processor's own time, best of three: the machine may be busy."""
-    times = []
-    for _ in range(3):
+
+    def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert qwen35("--help").returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(times) < 0.5
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 0.5 for _ in range(3))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_its_help(golden, command):
-    done = qwen35(command, "--help")
+    done = called(command, "--help")
     assert done.returncode == 0
     assert "Example: qwen35" in done.stdout
     golden(f"help-{command}.txt", done.stdout)
@@ -202,14 +204,17 @@ def test_verify_fails_with_exit_1_and_the_artifact_stays(tmp_path):
         (["plam"], 2, "No such command"),
     ],
 )
-def test_errors_are_one_block_with_the_exit_code_of_their_kind(tmp_path, arguments, code, said):
+def test_errors_are_one_block_with_the_exit_code_of_their_kind(
+    tmp_path, monkeypatch, arguments, code, said
+):
     import torch
 
     if code == 5 and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     source = dense(tmp_path / "SOURCE")
     places = {"SOURCE": str(source), "OUT": str(tmp_path / "OUT")}
-    done = qwen35(*[places.get(a, a) for a in arguments], cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = called(*[places.get(a, a) for a in arguments])
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
