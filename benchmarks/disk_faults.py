@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from benchmarks.fault_scene import (
@@ -24,6 +24,8 @@ from benchmarks.fault_scene import (
 from benchmarks.faulty_disk import Disk, fail_reads, harm_source
 from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
+
+HARMS = ("cut", "emptied", "removed", "replaced")
 
 
 def steps(scene: Scene, count: int) -> Iterator[Trial]:
@@ -89,7 +91,7 @@ def _on_a_disk_of(size: int, scene: Scene, job: Job) -> None:
 
 def reads(scene: Scene, count: int) -> Iterator[Trial]:
     """EIO at the n-th file opened; a source that is cut, removed or replaced before row n."""
-    for form in scene.forms:
+    for turn, form in enumerate(scene.forms):
         output = FORMATS[form]
         source = scene.sources[output.source]
         for n in range(1, min(count, 12) + 1):
@@ -100,8 +102,13 @@ def reads(scene: Scene, count: int) -> Iterator[Trial]:
             api.plan(source, read_recipe(output.recipe, output.settings), out=output.out).items
         )
         for n in sorted(scene.random.sample(range(rows), min(count, rows))):
-            for kind in ("cut", "emptied", "removed", "replaced"):
+            for kind in _in_turn(HARMS, turn, count):
                 yield lambda form=form, n=n, kind=kind: _harmed(scene, form, n, kind)
+
+
+def _in_turn(kinds: Sequence[str], turn: int, count: int) -> list[str]:
+    """Return up to `count` of the kinds, beginning with another one at each turn."""
+    return [kinds[(turn + i) % len(kinds)] for i in range(min(count, len(kinds)))]
 
 
 def _harmed(scene: Scene, form: str, row: int, kind: str) -> None:

@@ -123,7 +123,7 @@ def test_inspect_loads_nothing_that_computes_or_converts(nano):
 
 def test_structure_is_verified_without_loading_torch(nano, tmp_path):
     """Headers and side files are compared with the source's; no weight is read."""
-    assert qwen35("convert", nano, "-o", tmp_path / "out", "--no-verify").returncode == 0
+    assert called("convert", nano, "-o", tmp_path / "out", "--no-verify").returncode == 0
     arguments = ["verify", str(tmp_path / "out"), "--against", str(nano), "--level", "structure"]
     code = (
         "import sys\n"
@@ -168,7 +168,7 @@ def test_every_command_and_recipe_is_in_the_readme():
 
 def test_convert_prints_results_on_stdout_and_notes_on_stderr(tmp_path):
     source = dense(tmp_path / "in")
-    done = qwen35("convert", source, "-o", tmp_path / "out", "--json")
+    done = called("convert", source, "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["verify"]["passed"] is True
@@ -178,7 +178,7 @@ def test_convert_prints_results_on_stdout_and_notes_on_stderr(tmp_path):
 def test_verify_fails_with_exit_1_and_the_artifact_stays(tmp_path):
     source, other = dense(tmp_path / "in"), tmp_path / "other"
     dense(other, intermediate_size=256)
-    qwen35("convert", source, "-o", tmp_path / "out", "--no-verify")
+    called("convert", source, "-o", tmp_path / "out", "--no-verify")
     done = called("verify", tmp_path / "out", "--against", other, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["failures"]
@@ -248,7 +248,7 @@ def test_ctrl_c_exits_130_and_the_same_command_goes_on(tmp_path):
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
     assert rows_done(journal) >= 3
-    done = qwen35("convert", source, "-o", tmp_path / "out")
+    done = called("convert", source, "-o", tmp_path / "out")
     assert done.returncode == 0, done.stderr
 
 
