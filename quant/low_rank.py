@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.adapter.changes import ADAPTER_FILES, Adapter, Run
+from formats.adapter.changes import Adapter, Run
 from formats.checkpoint import MAX_MAPPED
+from formats.safetensors.adapters import ADAPTER_FILES
 
 if TYPE_CHECKING:
     from torch import Tensor

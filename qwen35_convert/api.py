@@ -5,55 +5,71 @@ adapter and its model. A recipe is a bundled name, a file, or a `Recipe`. Each f
 kind of `Qwen35Error` for what a caller can cause: RecipeError (misused), FormatError, QuantError
 and FetchError (input refused), OutputError (output refused), MissingError (the machine lacks
 something). Their `exit_code` is that of the command.
+
+What refuses a source or a recipe is all that this module and its functions load at first: an error
+needs nothing that computes or compares. The types are loaded when they are named (`HOMES`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from formats.checkpoint import Checkpoint
 from formats.errors import FormatError, Qwen35Error
 from quant.errors import QuantError
-from qwen35_convert.artifact import Conversion, verify_shown
-from qwen35_convert.benchmarking.bench import Bench, Sweep, run_bench
-from qwen35_convert.comparison.candidates import check_candidates, named_candidates
-from qwen35_convert.comparison.measure import HERE, Folders, Measuring
-from qwen35_convert.comparison.result import Comparison
-from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport, make_imatrix
+from qwen35_convert.comparison.folders import HERE, Folders
 from qwen35_convert.containers.registry import container_for, open_checkpoint
-from qwen35_convert.conversion import convert_checkpoint, plan_conversion
-from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
-from qwen35_convert.failure import Failure
-from qwen35_convert.fit.goal import Fitted, Goal, check_possible, fit_within
-from qwen35_convert.fit.make import (
-    USUAL,
-    Question,
-    check_free,
-    make_sensitivity,
-    sizes_for,
-)
-from qwen35_convert.fit.sensitivity import Sensitivity, read_sensitivity
-from qwen35_convert.hub.fetch import Fetched, fetch, parse_repo
-from qwen35_convert.inspection.inspect import Inspection
-from qwen35_convert.inspection.source import inspect
+from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
-from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import items_bar, quiet
-from qwen35_convert.publish import Uploaded, upload_artifact
-from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
-from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.source import Merge, Source, open_headers, open_source
-from qwen35_convert.text.generation import Prompt, generate_text
 from qwen35_convert.text.tokens import DEFAULT
-from qwen35_convert.verification.levels import check_measurable, need_source
-from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
-from qwen35_convert.verification.verify import Checks, Report
-from qwen35_convert.write.receipt import Origin
+
+if TYPE_CHECKING:
+    from formats.checkpoint import Checkpoint
+    from qwen35_convert.artifact import Conversion
+    from qwen35_convert.benchmarking.bench import Bench, Sweep
+    from qwen35_convert.comparison.result import Comparison
+    from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
+    from qwen35_convert.failure import Failure
+    from qwen35_convert.fit.goal import Fitted, Goal
+    from qwen35_convert.fit.sensitivity import Sensitivity
+    from qwen35_convert.hub.fetch import Fetched
+    from qwen35_convert.inspection.inspect import Inspection
+    from qwen35_convert.inspection.source import inspect
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.publish import Uploaded
+    from qwen35_convert.recipe import Recipe, read_recipe
+    from qwen35_convert.text.generation import Prompt
+    from qwen35_convert.verification.logits import LogitsCheck
+    from qwen35_convert.verification.verify import Report
+    from qwen35_convert.write.receipt import Origin
 
 UNNAMED = Path("model")
+HOMES = {  # of what is loaded when it is named
+    "Bench": "benchmarking.bench",
+    "Comparison": "comparison.result",
+    "Conversion": "artifact",
+    "Failure": "failure",
+    "Fetched": "hub.fetch",
+    "Fitted": "fit.goal",
+    "Goal": "fit.goal",
+    "ImatrixReport": "containers.gguf.imatrix_file",
+    "Inspection": "inspection.inspect",
+    "LogitsCheck": "verification.logits",
+    "Plan": "planning.plan",
+    "Prompt": "text.generation",
+    "Recipe": "recipe",
+    "Report": "verification.verify",
+    "Sensitivity": "fit.sensitivity",
+    "Sweep": "benchmarking.bench",
+    "Uploaded": "publish",
+    "inspect": "inspection.source",
+    "read_recipe": "recipe",
+}
 
 
 def plan(
@@ -72,13 +88,17 @@ def plan(
     chosen = _read(recipe, overrides)
     opened = open_headers(source, stream=stream)
     chosen = chosen or default_recipe(opened, overrides, out=out)
-    return plan_conversion(opened, chosen, Path(out))
+    from qwen35_convert.planned import plan_conversion
+
+    return plan_conversion(opened, chosen, Path(out)).plan
 
 
 def download(
     repo: str, out: str | Path, *, revision: str | None = None, progress: bool = False
 ) -> Fetched:
     """Fetch the files a conversion needs into a folder, checked by size and hash."""
+    from qwen35_convert.hub.fetch import fetch, parse_repo
+
     named = parse_repo(repo)
     if named is None:
         raise RecipeError(repr(repo), "is not a repository id", "owner/name")
@@ -89,6 +109,8 @@ def _read(recipe: str | Path | Recipe | None, overrides: Sequence[str]) -> Recip
     """Return the recipe with overrides (KEY=VALUE) applied; None if none is named."""
     if recipe is None:
         return None
+    from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
+
     if isinstance(recipe, Recipe):
         return build_recipe(recipe.model_dump(mode="json"), overrides) if overrides else recipe
     return read_recipe(recipe, overrides)
@@ -102,12 +124,16 @@ def default_recipe(
     A GGUF file gets gguf-q8_0, a folder fp8-block; a folder made from quantised weights gets
     bf16-split, because they are quantised a second time only on request.
     """
+    from qwen35_convert.recipe import read_recipe
+
     again = bool(source.layout.quantized)
     return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
 
 
 def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
     """Return the recipe of `quantize`: names and layout stay as they are."""
+    from qwen35_convert.recipe import build_recipe
+
     return build_recipe(
         {
             "name": "quantize",
@@ -143,6 +169,8 @@ def convert(
     opened, origin = open_source(source, progress=options.progress, stream=options.stream)
     path = _path_of(source, opened, origin)
     chosen = chosen or default_recipe(opened, overrides, out=out)
+    from qwen35_convert.conversion import convert_checkpoint
+
     return convert_checkpoint(opened, origin, path, Path(out), chosen, options)
 
 
@@ -163,25 +191,35 @@ def verify(
     against: Source | None = None,
     *,
     level: str = "tensors",
-    logits: LogitsCheck = DEFAULT_LIMITS,
+    logits: LogitsCheck | None = None,
     options: RunOptions = DEFAULTS,
     by_bounds: bool = False,
 ) -> Report:
     """Verify an artifact, against its source if that is named.
 
     level      structure (headers and config), tensors (also every byte), logits (also predictions)
-    logits     text and thresholds of level logits; a threshold raises the level
+    logits     text and thresholds of level logits (None: the bundled text, the default limits); a
+               threshold raises the level
     options    of which workers, memory_limit and progress count
     by_bounds  judge calibrated weights by their schemes' bounds, and run no calibration again
     """
-    checks = Checks(level, logits, by_bounds=by_bounds)
-    need_source(checks.effective, given=against is not None)
+    from qwen35_convert.verification.levels import check_measurable, effective_level, need_source
+    from qwen35_convert.verification.logits import DEFAULT_LIMITS
+
+    check = logits or DEFAULT_LIMITS
+    effective = effective_level(level, check)
+    need_source(effective, given=against is not None)
     opened = open_checkpoint(Path(artifact))
     source = open_source(against)[0] if against else None
     if source:
-        check_measurable(checks.effective, logits, source)
+        check_measurable(effective, check, source)
+    from qwen35_convert.artifact import verify_shown
+    from qwen35_convert.run.memory import fit_verification
+    from qwen35_convert.verification.verify import Checks
+
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
-    return verify_shown(opened, source, replace(checks, workers=workers), bar=options.progress)
+    checks = Checks(level, check, workers, by_bounds=by_bounds)
+    return verify_shown(opened, source, checks, bar=options.progress)
 
 
 def compare(
@@ -206,6 +244,11 @@ def compare(
     check_device(options.device, fix="--device cpu quantises without one")
     chosen = [recipe for one in recipes for recipe in [_read(one, ())] if recipe]
     opened, origin = open_source(source, progress=options.progress)
+    from qwen35_convert.comparison.candidates import check_candidates, named_candidates
+    from qwen35_convert.comparison.measure import Measuring
+    from qwen35_convert.comparison.result import Comparison
+    from qwen35_convert.verification.logits import LogitsCheck
+
     with folders.opened() as here:
         candidates = named_candidates(chosen, [Path(one) for one in artifacts], here.artifacts)
         check, path = LogitsCheck(text, cache=here.cache), _path_of(source, opened, origin)
@@ -232,6 +275,8 @@ def imatrix(
 ) -> ImatrixReport:
     """Compute an importance matrix over a text and write it as llama.cpp's imatrix file."""
     opened, _ = open_source(source)
+    from qwen35_convert.containers.gguf.imatrix_file import make_imatrix
+
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
     with items_bar(layers, "imatrix", "layer") if progress else quiet() as advance:
         return make_imatrix(
@@ -262,6 +307,9 @@ def sensitivity(
     chosen, path = _read(recipe, overrides), Path(out)
     assert chosen is not None, "a recipe is named"
     opened, origin = open_source(source, progress=options.progress)
+    from qwen35_convert.durable import check_place, save_file
+    from qwen35_convert.fit.make import check_free, make_sensitivity
+
     check_free(path, opened, overwrite=options.overwrite)
     check_place(path)
     table = make_sensitivity(opened, origin, chosen, question, path.parent, options)
@@ -285,6 +333,10 @@ def fit_recipe(
 
     RecipeError if nothing is that small.
     """
+    from qwen35_convert.fit.goal import check_possible, fit_within
+    from qwen35_convert.fit.make import make_sensitivity, sizes_for
+    from qwen35_convert.fit.sensitivity import read_sensitivity
+
     chosen, path = _read(recipe, overrides), Path(out)
     known = None if goal.table is None else read_sensitivity(goal.table)
     opened, origin = open_source(source, progress=options.progress)
@@ -300,6 +352,8 @@ def fit_recipe(
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine and compare it with the hardware limit."""
     opened, _ = open_source(artifact)
+    from qwen35_convert.benchmarking.bench import Sweep, run_bench
+
     sweep = sweep or Sweep()
     steps = len(sweep.prefill) + len(sweep.batch)
     with items_bar(steps, "bench", "step") if progress else quiet() as advance:
@@ -314,6 +368,8 @@ def upload(
     private  make the repository private, if there is none yet
     dry_run  only return what would be there
     """
+    from qwen35_convert.publish import upload_artifact
+
     workers = DEFAULTS.threads(streamed=False)
     return upload_artifact(Path(artifact), repo, private=private, dry_run=dry_run, workers=workers)
 
@@ -321,7 +377,17 @@ def upload(
 def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     """Yield the text an artifact generates, piece by piece."""
     opened, _ = open_source(artifact)
+    from qwen35_convert.text.generation import generate_text
+
     return generate_text(opened, prompt)
+
+
+def __getattr__(name: str) -> Any:
+    """Return what is loaded when it is named."""
+    home = HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"qwen35_convert.{home}"), name)
 
 
 __all__ = [

@@ -7,7 +7,6 @@ ours; text goes between `stop-commands` and a word that nobody else knows.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 from qwen35_convert.errors import Mistake, Place
@@ -40,6 +39,8 @@ def several(level: str, entries: Sequence[tuple[str, str, Place]]) -> list[str]:
 
 def fence() -> tuple[str, str]:
     """Return the lines before and after text in which nothing is a command."""
+    import secrets
+
     word = secrets.token_hex(16)
     return f"::stop-commands::{word}", f"::{word}::"
 

@@ -129,9 +129,9 @@ class Output:
 
     def _retell(self, error: Qwen35Error, code: int) -> None:
         """Tell an error in the forms for machines."""
-        from qwen35_convert import report
-
         if self.form == JSON:
+            from qwen35_convert import report
+
             report.print_json({"error": error_as_dict(error, code)})
         elif self.form == GITHUB:
             mistakes = error.mistakes if isinstance(error, RecipeError) else ()

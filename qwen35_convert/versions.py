@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 BESIDE = ("torch", "triton", "numba")
 
@@ -15,6 +14,8 @@ def version() -> str:
 
 def version_of(package: str) -> str | None:
     """Return the installed version of a package; None if it is not installed."""
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -21,7 +21,7 @@ from formats.adapter.tied import settle_tied
 from formats.errors import FormatError
 from formats.family.dialects import MLX
 from formats.family.ops import Unstack, apply_all
-from formats.safetensors.adapters import ADAPTER_CONFIG
+from formats.safetensors.adapters import ADAPTER_CONFIG, ADAPTER_FILE
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.folder import CONTAINER
 from formats.stored import Problem, by_cause, tell
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from formats.checkpoint import Checkpoint
 
-ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 UNQUANTISED = "give the checkpoint that it was quantised from"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from formats.errors import FormatError
 
 ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 # PEFT's adapter_model.safetensors, MLX's adapters.safetensors and 0000100_adapters.safetensors
 ADAPTER = re.compile(r"(?:\d+_)?adapters?(?:_model)?(?:[-.].*)?\.(?:safetensors|bin)")
 CONVERT = "qwen35 convert {folder} --base {base} -o OUT merges it as it is read"

@@ -17,35 +17,14 @@ from qwen35_convert.calibration.memory import device_bytes
 from qwen35_convert.calibration.seen import append_seen
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import CONTAINERS
-from qwen35_convert.errors import MissingError, RecipeError
-from qwen35_convert.options import RunOptions
+from qwen35_convert.errors import MissingError
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.encoded import convert_item
 from qwen35_convert.run.items import run_items
 from qwen35_convert.run.worker import Effort, Worker
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.sink import SEEN, FolderSink
-
-
-def check_means(source: Checkpoint, recipe: Recipe, options: RunOptions) -> None:
-    """Refuse to calibrate on many machines, or a stream. RecipeError."""
-    method = recipe.quantize.method
-    if recipe.quantize.chosen_by is None:
-        return
-    if options.executor != "threads":
-        raise RecipeError(
-            f"quantize.method is {method}, which goes layer by layer, and executor is "
-            f"{options.executor}",
-            expected="threads",
-        )
-    if source.remote is not None:
-        raise RecipeError(
-            f"quantize.method is {method}, which reads each layer twice, and the source is a "
-            "stream",
-            fix="leave out --stream",
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,7 @@ def compare(
     Example: qwen35 compare ./Qwen3.5-9B --recipe fp8-block --recipe int4 --html page.html
     """
     from qwen35_convert import api, report
-    from qwen35_convert.comparison.table import comparison_text
     from qwen35_convert.durable import check_place, save_file
-    from qwen35_convert.page.page import page_html
 
     source, artifacts = _parted(models or [], against, recipe or [])
     files = [path for path in (html, csv) if path]
@@ -91,12 +89,16 @@ def compare(
         options=RunOptions(workers=workers, memory_limit=limit, device=device, progress=not quiet),
     )
     if html:
+        from qwen35_convert.page.page import page_html
+
         save_file(html, page_html(found).encode())
     if csv:
         save_file(csv, found.csv().encode())
     if json:
         report.print_json(found.as_dict())
     else:
+        from qwen35_convert.comparison.table import comparison_text
+
         print(comparison_text(found))
     if not found.passed:
         raise typer.Exit(FELL_SHORT)

@@ -51,6 +51,8 @@ from qwen35_convert.options import RunOptions
 from qwen35_convert.output import GITHUB, JSON, Output
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.recipe import Recipe
     from qwen35_convert.source import Source as SourceOf
@@ -100,18 +102,11 @@ def convert(
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
     from qwen35_convert import api
-    from qwen35_convert.card.metadata_file import metadata_override, template_override
     from qwen35_convert.durable import check_place
     from qwen35_convert.errors import RecipeError
-    from qwen35_convert.recipe import quoted
 
     output = Output.of("convert", output_format, junit, json=json)
-    overrides = (
-        *(set_ or ()),
-        *([f"only={quoted(only)}"] if only else ()),
-        *([template_override(chat_template)] if chat_template else ()),
-        *([metadata_override(metadata)] if metadata else ()),
-    )
+    overrides = (*(set_ or ()), *_overrides(only, chat_template, metadata))
     options = RunOptions(
         workers=workers,
         memory_limit=parse_limit(memory_limit),
@@ -134,6 +129,21 @@ def convert(
     fitted = api.fit_recipe(model, out, goal, recipe, options, overrides=overrides)
     kept = keep_fitted(fitted, save_recipe, progress=options.progress)
     _convert(model, out, kept, options, output, plan=plan)
+
+
+def _overrides(
+    only: str | None, chat_template: Path | None, metadata: Path | None
+) -> Iterator[str]:
+    """Yield what options of their own change in a recipe, as KEY=VALUE."""
+    if only:
+        from qwen35_convert.recipe import quoted
+
+        yield f"only={quoted(only)}"
+    if chat_template or metadata:
+        from qwen35_convert.card.metadata_file import metadata_override, template_override
+
+        yield from [template_override(chat_template)] if chat_template else []
+        yield from [metadata_override(metadata)] if metadata else []
 
 
 def quantize(

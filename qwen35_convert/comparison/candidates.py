@@ -13,8 +13,8 @@ from pathlib import Path
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import CONTAINERS, container_of, open_checkpoint
-from qwen35_convert.conversion import plan_conversion
 from qwen35_convert.errors import FormatError, OutputError, RecipeError
+from qwen35_convert.planned import plan_conversion
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.verification.diagnose import wrong_source
 from qwen35_convert.verification.levels import LOGITS, Level, check_measurable

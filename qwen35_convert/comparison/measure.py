@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from qwen35_convert.comparison.candidates import Candidate
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint
-from qwen35_convert.durable import make_folders, writing
 from qwen35_convert.options import RunOptions
 from qwen35_convert.progress import ignore, notice
 from qwen35_convert.run.memory import fit_verification
@@ -29,41 +26,6 @@ from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, read_receipt
 from qwen35_convert.verification.verify import Checks, Report
 from qwen35_convert.write.receipt import Origin
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where a comparison works.
-
-    work   what is removed afterwards; None: the current folder
-    keep   the artifacts of the recipes, to stay there, verified as `convert` does; None: none stays
-    cache  what the source computes, to stay there for later; None: it is removed
-    """
-
-    work: Path | None = None
-    keep: Path | None = None
-    cache: Path | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[Folders]:
-        """Give the folders, made; what is not to stay is removed at the end. OutputError."""
-        place = self.work or Path()
-        with writing(place, "making a folder to work in", "nothing"):
-            make_folders(place)
-            work = Path(tempfile.mkdtemp(prefix=".qwen35-compare-", dir=place))
-        try:
-            yield Folders(work, self.keep, self.cache or work / "source")
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-    @property
-    def artifacts(self) -> Path:
-        """Where the artifacts of recipes are written."""
-        assert self.work is not None, "it is opened"
-        return self.keep or self.work / "artifacts"
-
-
-HERE = Folders()
 
 
 @dataclass(slots=True)

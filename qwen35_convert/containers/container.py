@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from formats.checkpoint import Checkpoint, TensorFile
-from qwen35_convert.failure import Failure
-from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.write.sink import FolderSink
-
 if TYPE_CHECKING:
+    from formats.checkpoint import Checkpoint, TensorFile
     from quant.stored import Value
+    from qwen35_convert.failure import Failure
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.write.sink import FolderSink
 
 
 class Container(Protocol):

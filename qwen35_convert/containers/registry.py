@@ -6,16 +6,18 @@ Adding one: a file that implements `Container`, and `register`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint
-from qwen35_convert.containers.container import Container
 from qwen35_convert.containers.gguf.container import GgufFiles
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.planning.dressed import dressed
-from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import FORMATS, Format
+
+if TYPE_CHECKING:
+    from formats.checkpoint import Checkpoint
+    from qwen35_convert.containers.container import Container
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.recipe_parts import Format
 
 # A path is offered to each in turn; the folder takes what is left.
 CONTAINERS: dict[str, Container] = {one.name: one for one in (GgufFiles(), SafetensorsFolder())}
@@ -26,6 +28,8 @@ def register(container: Container, form: Format) -> None:
 
     form  what a recipe of this format may say
     """
+    from qwen35_convert.recipe_parts import FORMATS
+
     others = {name: one for name, one in CONTAINERS.items() if name != container.name}
     CONTAINERS.clear()
     CONTAINERS.update({container.name: container} | others)
@@ -52,6 +56,8 @@ def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
 
     FormatError for a source that cannot be converted, RecipeError for what the recipe may not ask.
     """
+    from qwen35_convert.planning.dressed import dressed
+
     container = container_for(out)
     if recipe.export.format != container.name:
         wanted = CONTAINERS[recipe.export.format].out

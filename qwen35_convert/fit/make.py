@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from qwen35_convert.containers.registry import CONTAINERS
 from qwen35_convert.durable import make_folders, writing
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.fit.measure import Means, measure, num_steps
+from qwen35_convert.fit.question import Question
 from qwen35_convert.fit.sensitivity import Basis, Sensitivity, forms_of, table_of
 from qwen35_convert.fit.sizes import Sizes, sizes_of
 from qwen35_convert.options import RunOptions
@@ -23,23 +22,6 @@ from qwen35_convert.verification.levels import LOGITS, Level, check_measurable
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 from qwen35_convert.write.digests import Digests, sha256_file
 from qwen35_convert.write.receipt import Origin
-
-CHUNKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is to be measured: on which text, in how many chunks of 512 tokens, which forms.
-
-    forms  ggml types or schemes as recipes name them; none: the usual ones of the recipe's format
-    """
-
-    text: str = DEFAULT
-    chunks: int = CHUNKS
-    forms: Sequence[str] = ()
-
-
-USUAL = Question()
 
 
 def check_free(out: Path, source: Checkpoint, *, overwrite: bool) -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from formats.adapter.changes import ADAPTER_FILES
-from formats.safetensors.adapters import ADAPTER_CONFIG, adapters
+from formats.safetensors.adapters import ADAPTER_CONFIG, ADAPTER_FILES, adapters
 from formats.safetensors.folder import SIDE_FILES as CARRIED
 from formats.safetensors.methods import BESIDE
 from formats.safetensors.nested import is_nested

@@ -11,11 +11,11 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from formats.gguf.file import begins_as_gguf
 from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
-from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import receipt_name
 from qwen35_convert.write.sink import (
@@ -25,6 +25,9 @@ from qwen35_convert.write.sink import (
     check_parent,
     partial_of,
 )
+
+if TYPE_CHECKING:
+    from qwen35_convert.planning.plan import Shard
 
 MOVES, NEW_MOVES = "moves", "moves.new"
 

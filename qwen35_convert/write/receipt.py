@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from formats.adapter.changes import ADAPTER_FILES
-from qwen35_convert.planning.plan import Plan
+from formats.safetensors.adapters import ADAPTER_FILES
 from qwen35_convert.versions import version
+
+if TYPE_CHECKING:
+    from qwen35_convert.planning.plan import Plan
 
 RECEIPT = "qwen35-receipt.json"
 HALF_PAIR = re.compile("[\ud800-\udfff]")

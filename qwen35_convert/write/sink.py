@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from formats.errors import FormatError
 from qwen35_convert.durable import (
@@ -28,9 +29,11 @@ from qwen35_convert.durable import (
     writing,
 )
 from qwen35_convert.errors import OutputError
-from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.failed import failed_of
 from qwen35_convert.write.receipt import RECEIPT
+
+if TYPE_CHECKING:
+    from qwen35_convert.planning.plan import Shard
 
 PARTIAL_SUFFIX = ".qwen35-partial"
 LOCK, JOURNAL, NEW_JOURNAL = "lock", "journal", "journal.new"

@@ -54,40 +54,6 @@ def test_help_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-MISTAKES = {
-    "inspect": (["inspect", "/no/such/folder"], 3),
-    "convert": (["convert", "nofolder", "-o", "x"], 3),
-    "an unknown recipe": (["convert", "nofolder", "-o", "x", "--recipe", "nope"], 2),
-    "an unknown flag": (["convert", "nofolder", "-o", "x", "--nope"], 2),
-    "verify": (["verify", "/no/such/folder"], 3),
-    "recipes": (["recipes", "nope"], 2),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_an_error_is_reported_without_loading_torch_in_under_a_second(mistake):
-    """The processor's own time counts, best of three: the machine may be busy."""
-    arguments, expected = MISTAKES[mistake]
-    code = (
-        "import resource, sys\n"
-        f"sys.argv = ['qwen35', *{arguments}]\n"
-        "from qwen35_convert import cli\n"
-        "try:\n    cli.main()\nexcept SystemExit as done:\n    code = done.code\n"
-        "heavy = {'torch', 'numba', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(code, used.ru_utime + used.ru_stime)\n"
-    )
-
-    def seconds() -> float:
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stdout.split()[0] == str(expected), done.stderr
-        return float(done.stdout.split()[1])
-
-    assert any(seconds() < 1.0 for _ in range(3))
-
-
 LATE = (
     "torch",
     "numba",

@@ -7,30 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, first_file, open_gguf, whole_path
 from formats.gguf.file import SHARD, GgufFile, begins_as_gguf
-from quant.measure import within
 from quant.registry import GGUF_RECOGNISERS
-from qwen35_convert.containers.gguf.census import gguf_failures
-from qwen35_convert.containers.gguf.differences import header_differences
-from qwen35_convert.containers.gguf.expected import make_gguf_plan
-from qwen35_convert.containers.gguf.importance import USED
-from qwen35_convert.containers.gguf.kept import holds
-from qwen35_convert.containers.gguf.metadata_check import config_differences, own_differences
-from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
-from qwen35_convert.containers.gguf.mmproj_values import value_failures
 from qwen35_convert.errors import OutputError, RecipeError
-from qwen35_convert.failure import Failure
-from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
 from qwen35_convert.write.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.write.receipt import receipt_name
 from qwen35_convert.write.sink import FolderSink
 
 if TYPE_CHECKING:
+    from formats.checkpoint import Checkpoint, TensorFile
     from quant.stored import Value
+    from qwen35_convert.failure import Failure
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.recipe import Recipe
 
 VOCABULARY = "token_embd.weight"
 
@@ -61,6 +52,8 @@ class GgufFiles:
 
     def expected(self, source: Checkpoint, recipe: Recipe, stem: str, *, widened: bool) -> Plan:
         """Plan `stem`.gguf, or its parts, and mmproj-`stem`.gguf if vision is kept."""
+        from qwen35_convert.containers.gguf.expected import make_gguf_plan
+
         del widened  # it has types of its own in any case
         return make_gguf_plan(source, recipe, stem)
 
@@ -101,11 +94,16 @@ class GgufFiles:
 
     def census(self, artifact: Checkpoint) -> Iterator[Failure]:
         """Judge what llama.cpp would refuse, or read wrongly."""
+        from qwen35_convert.containers.gguf.census import gguf_failures
+        from qwen35_convert.containers.gguf.metadata_check import own_differences
+
         yield from gguf_failures(artifact)
         yield from own_differences(artifact)
 
     def weighed(self, artifact: Checkpoint) -> bool:
         """Whether the metadata name an importance matrix."""
+        from qwen35_convert.containers.gguf.importance import USED
+
         return USED in first_file(artifact).kv
 
     def same(self, ours: Value, theirs: Value, rows: tuple[int, int], *, widened: bool) -> bool:
@@ -113,6 +111,9 @@ class GgufFiles:
 
         What a GGUF source has rounded itself may differ by that.
         """
+        from quant.measure import within
+        from qwen35_convert.containers.gguf.kept import holds
+
         if holds(ours, theirs, rows):
             return True
         slack = ROLES[ours.atom.role].gguf_slack if widened else None
@@ -120,6 +121,8 @@ class GgufFiles:
 
     def files_of(self, artifact: Checkpoint) -> Mapping[str, TensorFile]:
         """Return the parts, and the vision file if there is one."""
+        from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
+
         vision = mmproj_beside(artifact)
         return {**artifact.files, **({vision.name: GgufFile(vision)} if vision else {})}
 
@@ -134,20 +137,29 @@ class GgufFiles:
 
     def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
         """Compare keys and values, tensors, their types, shapes and places."""
+        from qwen35_convert.containers.gguf.differences import header_differences
+
         yield from header_differences(path, expected)
 
     def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
         """Compare the metadata with those that the source's config and tokenizer give."""
+        from qwen35_convert.containers.gguf.metadata_check import config_differences
+
         yield from config_differences(artifact, source)
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
         """Judge the header of the vision file, if there is one."""
+        from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
+
         vision = mmproj_beside(artifact)
         if vision is not None:
             yield from mmproj_failures(vision, artifact, source)
 
     def values_beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
         """Judge the vision file's values."""
+        from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
+        from qwen35_convert.containers.gguf.mmproj_values import value_failures
+
         vision = mmproj_beside(artifact)
         if vision is not None:
             yield from value_failures(vision, source)

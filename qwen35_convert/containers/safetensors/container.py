@@ -7,29 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.checkpoint import Checkpoint, TensorFile
 from formats.family.roles import ROLES
 from formats.safetensors.folder import CONTAINER, open_folder
-from quant.measure import same_bits, within
 from quant.registry import RECOGNISERS
-from qwen35_convert.containers.safetensors.census import structure_failures
-from qwen35_convert.containers.safetensors.differences import (
-    config_differences,
-    header_differences,
-)
-from qwen35_convert.containers.safetensors.expected import make_folder_plan
-from qwen35_convert.containers.safetensors.sides.differences import JUDGES, side_differences
-from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, WEIGHTS, engine_files
-from qwen35_convert.failure import Failure
-from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
 from qwen35_convert.write.receipt import RECEIPT
 from qwen35_convert.write.sink import FolderSink, check_out
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from formats.checkpoint import Checkpoint, TensorFile
     from quant.stored import Value
+    from qwen35_convert.failure import Failure
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.recipe import Recipe
 
 
 def _is_wide(rows: Tensor) -> bool:
@@ -64,6 +55,8 @@ class SafetensorsFolder:
 
     def expected(self, source: Checkpoint, recipe: Recipe, _stem: str, *, widened: bool) -> Plan:
         """Plan a folder."""
+        from qwen35_convert.containers.safetensors.expected import make_folder_plan
+
         return make_folder_plan(source, recipe, widened=widened)
 
     def check_verifiable(self, _plan: Plan) -> None:
@@ -94,6 +87,8 @@ class SafetensorsFolder:
 
     def census(self, artifact: Checkpoint) -> Iterator[Failure]:
         """Judge headers, config.json, the index, and the list of unquantised modules."""
+        from qwen35_convert.containers.safetensors.census import structure_failures
+
         yield from structure_failures(artifact)
 
     def weighed(self, _artifact: Checkpoint) -> bool:
@@ -105,6 +100,8 @@ class SafetensorsFolder:
 
         What a wider container rounds on the way there and back may differ by that.
         """
+        from quant.measure import same_bits, within
+
         left, right = ours.rows(*rows), theirs.rows(*rows)
         if same_bits(left, right.to(left.dtype) if widened or _is_wide(left) else right):
             return True
@@ -119,15 +116,27 @@ class SafetensorsFolder:
 
     def unlisted(self, artifact: Checkpoint, listed: Collection[str]) -> Iterator[str]:
         """Yield every other file that an engine obeys: the rest is its owner's."""
+        from qwen35_convert.containers.safetensors.sides.differences import JUDGES
+        from qwen35_convert.containers.safetensors.sides.engine_files import (
+            OTHERS,
+            WEIGHTS,
+            engine_files,
+        )
+
         names = engine_files(artifact.folder, (*WEIGHTS, *JUDGES, *OTHERS))
         yield from (name for name in names if name not in listed)
 
     def header_differences(self, path: Path, expected: bytes) -> Iterator[str]:
         """Compare tensors, their types, shapes and places, and the metadata."""
+        from qwen35_convert.containers.safetensors.differences import header_differences
+
         yield from header_differences(path, expected)
 
     def config_differences(self, artifact: Checkpoint, source: Checkpoint) -> Iterator[Failure]:
         """Compare config.json and the side files with the source's."""
+        from qwen35_convert.containers.safetensors.differences import config_differences
+        from qwen35_convert.containers.safetensors.sides.differences import side_differences
+
         yield from config_differences(artifact, source)
         yield from side_differences(artifact, source)
 

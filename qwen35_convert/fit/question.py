@@ -1,0 +1,25 @@
+"""What a table of sensitivities is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qwen35_convert.text.tokens import DEFAULT
+
+CHUNKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be measured: on which text, in how many chunks of 512 tokens, which forms.
+
+    forms  ggml types or schemes as recipes name them; none: the usual ones of the recipe's format
+    """
+
+    text: str = DEFAULT
+    chunks: int = CHUNKS
+    forms: Sequence[str] = ()
+
+
+USUAL = Question()
