@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 
 # Nothing heavy is imported here: a child's peak memory starts at that of its parent.
 FILE_TYPES = {
-    "f16": 1,
-    "q8_0": 7,
-    "q4_k_s": 14,
-    "q4_k_m": 15,
-    "q5_k_m": 17,
-    "q6_k": 18,
-    "iq4_xs": 30,
-    "bf16": 32,
-    "mxfp4_moe": 38,
-}
+    "f16": 1, "q4_0": 2, "q8_0": 7, "q5_0": 8, "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12,
+    "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17, "q6_k": 18,
+    "iq2_xxs": 19, "iq2_xs": 20, "q2_k_s": 21, "iq3_xs": 22, "iq3_xxs": 23, "iq4_nl": 25,
+    "iq3_s": 26, "iq3_m": 27, "iq2_s": 28, "iq2_m": 29, "iq4_xs": 30, "bf16": 32, "mxfp4_moe": 38,
+}  # fmt: skip
 _CONVERT = """
 import runpy, sys
 from pathlib import Path
@@ -65,18 +60,36 @@ def converter(tree: Path, source: Path, out: Path, kind: str, *flags: str) -> tu
     )
 
 
-def quantiser(libraries: Path, source: Path, out: Path, mix: str, threads: int) -> tuple[str, ...]:
+def quantiser(
+    libraries: Path, source: Path, out: Path, mix: str, threads: int, imatrix: Path | None = None
+) -> tuple[str, ...]:
     """Return the command that quantises a GGUF file with llama.cpp's libraries."""
-    return (sys.executable, __file__, str(libraries), str(source), str(out), mix, str(threads))
+    words = (sys.executable, __file__, str(libraries), str(source), str(out), mix, str(threads))
+    return (*words, str(imatrix)) if imatrix else words
 
 
 class _Params(c.Structure):
     """The head of llama_model_quantize_params; the tail is longer than any version's."""
 
-    _fields_ = [("nthread", c.c_int32), ("ftype", c.c_int32), ("tail", c.c_uint64 * 64)]
+    _fields_ = [
+        ("nthread", c.c_int32),
+        ("ftype", c.c_int32),
+        ("types", c.c_int32 * 2),
+        ("flags", c.c_uint64),
+        ("imatrix", c.c_void_p),
+        ("tail", c.c_uint64 * 64),
+    ]
 
 
-def quantise(libraries: Path, source: Path, out: Path, mix: str, threads: int) -> None:
+class _Importance(c.Structure):
+    """llama_model_imatrix_data: the mean squares of a tensor's inputs."""
+
+    _fields_ = [("name", c.c_char_p), ("values", c.c_void_p), ("count", c.c_size_t)]
+
+
+def quantise(
+    libraries: Path, source: Path, out: Path, mix: str, threads: int, imatrix: Path | None = None
+) -> None:
     """Run llama_model_quantize. OSError if it fails; what it says goes to stderr."""
     _open(libraries, "libggml-base")
     ggml, llama = _open(libraries, "libggml"), _open(libraries, "libllama")
@@ -85,9 +98,33 @@ def quantise(libraries: Path, source: Path, out: Path, mix: str, threads: int) -
     llama.llama_model_quantize_default_params.restype = _Params
     params = llama.llama_model_quantize_default_params()
     params.nthread, params.ftype = threads, FILE_TYPES[mix]
+    means = _means(imatrix) if imatrix else {}
+    rows = [_Importance(name.encode(), x.ctypes.data, x.size) for name, x in means.items()]
+    array = (_Importance * (len(rows) + 1))(*rows)  # ends with a row of nulls
+    if imatrix:
+        params.imatrix = c.addressof(array)
     failed = llama.llama_model_quantize(bytes(source), bytes(out), c.byref(params))
     if failed:
         raise OSError(f"llama_model_quantize returned {failed}")
+
+
+def _means(imatrix: Path) -> dict[str, Any]:
+    """Return the mean squares of each tensor, as llama-quantize hands them over: experts in turn.
+
+    An expert that saw nothing weighs its columns alike.
+    """
+    import numpy as np
+    from gguf import GGUFReader
+
+    parts = {one.name: one.data for one in GGUFReader(imatrix).tensors}
+    found = {}
+    for name, sums in parts.items():
+        tensor, _, part = name.rpartition(".")
+        if part == "in_sum2":
+            counts = parts[f"{tensor}.counts"].reshape(-1, 1)
+            means = np.where(counts > 0, sums.reshape(len(counts), -1) / np.maximum(counts, 1), 1)
+            found[tensor] = np.ascontiguousarray(means, dtype=np.float32)
+    return found
 
 
 def _open(libraries: Path, name: str) -> Any:
@@ -143,5 +180,6 @@ def compare(ours: Path, theirs: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    folder, read, written, mix, threads = sys.argv[1:]
-    quantise(Path(folder), Path(read), Path(written), mix, int(threads))
+    folder, read, written, mix, threads, *rest = sys.argv[1:]
+    imatrix = Path(rest[0]) if rest else None
+    quantise(Path(folder), Path(read), Path(written), mix, int(threads), imatrix)

@@ -1,0 +1,232 @@
+"""Mean KL against size: our fits and mixes, llama.cpp's mixes, and the artifacts of other tools.
+
+    python -m benchmarks.frontier SOURCE --calibration FILE --text FILE [--work FOLDER]
+                                  [--tools NAME ...] [--llama-lib FOLDER] [--peers FILE ...]
+    python -m benchmarks.frontier --table
+    python -m benchmarks.frontier --picture FILE
+
+    fit        types chosen for each target of bits a weight, by one `qwen35 sensitivity`, for GGUF
+    fit-folder the same of compressed-tensors' schemes, where the embedding stays BF16
+    mix        the bundled gguf-* recipes
+    llama.cpp  llama_model_quantize of the libraries in a folder (see `outside`)
+    --peers    lines of `frontier_peers`, whose artifacts are there
+
+Sensitivities, the importance matrix and all peers see the calibration text alone. Every artifact is
+opened by qwen35 and run over the other text beside the source, in float32, by one evaluator. Bytes
+are those of the language model's tensors, without vision and MTP. An artifact that is made here
+is removed once it is measured. One JSON line each goes to benchmarks/results/frontier.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.convert import ENVIRONMENT, ROOT, commit, remove
+from benchmarks.outside import quantiser
+
+if TYPE_CHECKING:
+    from qwen35_convert import Recipe
+
+RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
+TARGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0, 8.5)
+FOLDER_TARGETS = (6.0, 6.5, 7.0, 7.5, 8.5)
+MIXES = ("iq2_xxs", "iq2_m", "q2_k", "iq3_xxs", "iq3_s", "q3_k_m", "iq4_xs", "q4_k_m", "q5_k_m",
+         "q6_k", "q8_0")  # fmt: skip
+PACKAGES = ("torch", "gguf", "transformers")
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """An artifact to be measured.
+
+    make    writes it to a path; None: it is at `path`
+    nbytes  what its tool stores, if that is not what is at `path`
+    """
+
+    tool: str
+    name: str
+    path: Path
+    make: Callable[[Path], object] | None = None
+    nbytes: int | None = None
+    versions: dict[str, str] | None = None
+
+
+@dataclass
+class Bench:
+    """A source, its texts, and a folder to work in."""
+
+    source: Path
+    calibration: Path
+    text: Path
+    work: Path
+    chunks: int
+
+    def imatrix(self) -> Path:
+        """Return the importance matrix of the calibration text, made once."""
+        import qwen35_convert as q
+
+        out = self.work / f"{self.source.name}.imatrix.gguf"
+        if not out.exists():
+            q.imatrix(self.source, out, text=str(self.calibration))
+        return out
+
+    def settings(self) -> list[str]:
+        """Return what every GGUF file of ours is made with."""
+        return ["mtp=drop", "vision=drop", f"quantize.imatrix={self.imatrix()}"]
+
+    def fits(self, recipe: str, ending: str, targets: tuple[float, ...]) -> Iterator[Made]:
+        """Yield what fits each target, by one measurement of costs."""
+        import qwen35_convert as q
+
+        is_file = ending == ".gguf"
+        chosen = q.read_recipe(recipe, self.settings() if is_file else ["mtp=drop", "vision=drop"])
+        costs = self.work / f"{self.source.name}-costs{ending}.json"
+        if not costs.exists():
+            q.sensitivity(self.source, costs, chosen, q.Question(str(self.calibration), self.chunks))
+        for bits in targets:
+            out = self.work / f"fit-{bits:g}{ending}"
+            goal = q.Goal(bits=bits, table=costs)
+            try:
+                fitted = q.fit_recipe(self.source, out, goal, chosen).recipe
+            except q.RecipeError as error:
+                print(f"{self.source.name} {recipe} {bits:g} bits: {error}", flush=True)
+                continue
+            tool = "fit" if is_file else "fit-folder"
+            yield Made(tool, f"{bits:g} bits", out, partial(self.convert, fitted))
+
+    def mixes(self) -> Iterator[Made]:
+        """Yield the bundled mixes."""
+        import qwen35_convert as q
+
+        for mix in MIXES:
+            recipe = q.read_recipe(f"gguf-{mix}", self.settings())
+            yield Made("mix", mix, self.work / f"mix-{mix}.gguf", partial(self.convert, recipe))
+
+    def convert(self, recipe: Recipe, out: Path) -> None:
+        """Convert by a recipe; predictions are measured afterwards."""
+        import qwen35_convert as q
+
+        q.convert(self.source, out, recipe, q.RunOptions(overwrite=True, verify=False))
+
+    def theirs(self, libraries: Path) -> Iterator[Made]:
+        """Yield llama.cpp's mixes, each quantised from one BF16 file."""
+        import qwen35_convert as q
+
+        between = self.work / f"{self.source.name}.bf16.gguf"
+        if not between.exists():
+            self.convert(q.read_recipe("gguf-bf16", ["mtp=drop", "vision=drop"]), between)
+        about = {"llama.cpp": libraries.resolve().parent.parent.name}
+        for mix in MIXES:
+            command = partial(quantiser, libraries, between, mix=mix, threads=1,
+                              imatrix=self.imatrix())  # fmt: skip
+            make = lambda out, command=command: _run(command(out=out))  # noqa: E731
+            yield Made("llama.cpp", mix, self.work / f"theirs-{mix}.gguf", make, versions=about)
+
+
+def _run(command: tuple[str, ...]) -> None:
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+
+
+def peers(file: Path, model: str) -> Iterator[Made]:
+    """Yield the artifacts of a model that lines of `frontier_peers` tell of."""
+    for line in map(json.loads, file.read_text().splitlines()):
+        if line["model"] == model:
+            path, nbytes = Path(line["path"]), line.get("bytes")
+            yield Made(line["tool"], line["name"], path, None, nbytes, line["versions"])
+
+
+def measured(bench: Bench, made: Made) -> Line:
+    """Return the line of an artifact, which is removed if it was made here."""
+    from qwen35_convert.containers.registry import open_checkpoint
+    from qwen35_convert.verification.figures import Size
+    from qwen35_convert.verification.logits import token_rows
+    from qwen35_convert.verification.logits_cache import LogitsCache
+    from runtime.compare import compare_logits
+
+    if made.make:
+        made.make(made.path)
+    source, artifact = open_checkpoint(bench.source), open_checkpoint(made.path)
+    rows = token_rows(source, str(bench.text))
+    with LogitsCache.of(bench.work / "logits", source, rows, "cpu").opened() as kept:
+        report = compare_logits(source, artifact, rows, device="cpu", kept=kept)
+    nbytes = made.nbytes or Size.of(artifact).model
+    weights = Size.of(source).weights
+    if made.make:
+        remove(made.path, Path(f"{made.path}.receipt.json"))
+    return {
+        "what": "frontier", "model": bench.source.name, "tool": made.tool, "name": made.name,
+        "bytes": nbytes, "bits": round(8 * nbytes / weights, 3), "kl": float(f"{report.kl_mean:.4g}"),
+        "kl_se": float(f"{report.kl_stderr or 0:.2g}"), "kl_p999": float(f"{report.kl_p999:.4g}"),
+        "top1": round(report.top1, 4), "tokens": report.tokens,
+        "versions": {name: metadata.version(name) for name in PACKAGES} | (made.versions or {}),
+        "commit": commit(),
+    }  # fmt: skip
+
+
+def every(bench: Bench, options: argparse.Namespace) -> Iterator[Made]:
+    """Yield what is asked for."""
+    if "fit" in options.tools:
+        yield from bench.fits("gguf-q8_0", ".gguf", TARGETS)
+    if "fit-folder" in options.tools:
+        yield from bench.fits("fp8-block", "", FOLDER_TARGETS)
+    if "mix" in options.tools:
+        yield from bench.mixes()
+    if options.llama_lib:
+        yield from bench.theirs(options.llama_lib)
+    for file in options.peers:
+        yield from peers(file, options.source.name)
+
+
+def main() -> None:
+    """Measure what is asked for, or show what was measured."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("source", type=Path, nargs="?")
+    parser.add_argument("--calibration", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--work", type=Path, help="keeps costs, imatrix and logits for later runs")
+    parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, for sensitivities")
+    parser.add_argument("--tools", nargs="*", default=["fit", "fit-folder", "mix"])
+    parser.add_argument("--llama-lib", type=Path, help="folder with libllama.so and libggml.so")
+    parser.add_argument("--peers", type=Path, nargs="*", default=[])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    if options.table or options.picture:
+        show(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        work = options.work or Path(folder)
+        bench = Bench(options.source, options.calibration, options.text, work, options.chunks)
+        for made in every(bench, options):
+            line = measured(bench, made)
+            print(json.dumps(line), flush=True)
+            with options.results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def show(options: argparse.Namespace) -> None:
+    """Print the table, or write the picture, of the last line of each artifact."""
+    from benchmarks.frontier_picture import picture_of
+    from benchmarks.frontier_table import table
+
+    lines = [json.loads(line) for line in options.results.read_text().splitlines()]
+    last = list({(one["model"], one["tool"], one["name"]): one for one in lines}.values())
+    if options.picture:
+        options.picture.write_text(picture_of(last), encoding="utf-8")
+    else:
+        print(table(last))
+
+
+if __name__ == "__main__":
+    main()
