@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from qwen35_convert import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
-TARGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0, 8.5)
-FOLDER_TARGETS = (6.0, 6.5, 7.0, 7.5, 8.5)
-MIXES = ("iq2_xxs", "iq2_m", "q2_k", "iq3_xxs", "iq3_s", "q3_k_m", "iq4_xs", "q4_k_m", "q5_k_m",
-         "q6_k", "q8_0")  # fmt: skip
+TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
+FOLDER_TARGETS = (6.5, 7.5)
+MIXES = ("q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs")
 PACKAGES = ("torch", "gguf", "transformers")
 Line = dict[str, Any]
 
@@ -92,7 +91,9 @@ class Bench:
         chosen = q.read_recipe(recipe, self.settings() if is_file else ["mtp=drop", "vision=drop"])
         costs = self.work / f"{self.source.name}-costs{ending}.json"
         if not costs.exists():
-            q.sensitivity(self.source, costs, chosen, q.Question(str(self.calibration), self.chunks))
+            q.sensitivity(
+                self.source, costs, chosen, q.Question(str(self.calibration), self.chunks)
+            )
         for bits in targets:
             out = self.work / f"fit-{bits:g}{ending}"
             goal = q.Goal(bits=bits, table=costs)
@@ -194,7 +195,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--work", type=Path, help="keeps costs, imatrix and logits for later runs")
-    parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, for sensitivities")
+    parser.add_argument("--chunks", type=int, default=2, help="of 512 tokens, for sensitivities")
     parser.add_argument("--tools", nargs="*", default=["fit", "fit-folder", "mix"])
     parser.add_argument("--llama-lib", type=Path, help="folder with libllama.so and libggml.so")
     parser.add_argument("--peers", type=Path, nargs="*", default=[])

@@ -27,7 +27,9 @@ from typing import Any
 LENGTH, SAMPLES, GROUP = 256, 16, 64
 MLX_LENGTH, MLX_SAMPLES = 64, 16  # its delta rule goes token by token, and so do gradients
 TARGETS = (3.5, 4.5, 5.0, 6.0)
-K_QUANTS = tuple(f"gguf:{name}" for name in ("q2_k_s", "q3_k_s", "q4_k_s", "q5_k_s", "q6_k", "q8_0"))
+K_QUANTS = tuple(
+    f"gguf:{name}" for name in ("q2_k_s", "q3_k_s", "q4_k_s", "q5_k_s", "q6_k", "q8_0")
+)
 # Bits of the two widths that dynamic_quant chooses between, by the target.
 WIDTHS = {3.5: (2, 4), 4.5: (3, 5), 5.0: (4, 5), 6.0: (4, 8)}
 Line = dict[str, Any]
@@ -73,7 +75,9 @@ def mlx(source: Path, text: Path, out: Path, targets: list[float]) -> Iterator[L
     from mlx_lm.utils import load, quantize_model
 
     model, tokenizer, config = load(str(source), return_config=True)
-    pieces = (tokenizer.encode(part)[:MLX_LENGTH] for part in _pieces(text.read_text(), MLX_SAMPLES))
+    pieces = (
+        tokenizer.encode(part)[:MLX_LENGTH] for part in _pieces(text.read_text(), MLX_SAMPLES)
+    )
     data = mx.array(list(pieces))
     for recipe in QUANT_RECIPES:
         rule = mixed_quant_predicate_builder(recipe, model, GROUP)
@@ -137,7 +141,9 @@ def _without_parts(folder: Path) -> None:
     """Leave vision and MTP, which mlx drops, out of the index."""
     file = folder / "model.safetensors.index.json"
     index = json.loads(file.read_text())
-    kept = {k: v for k, v in index["weight_map"].items() if not k.startswith(("model.visual.", "mtp."))}
+    kept = {
+        k: v for k, v in index["weight_map"].items() if not k.startswith(("model.visual.", "mtp."))
+    }
     file.write_text(json.dumps(index | {"weight_map": kept}))
 
 

@@ -68,7 +68,9 @@ def _panel(lines: Sequence[Line], model: str) -> Node:
     series = [add(element("g"), _series(lines, tool, (bits, errors))) for tool in TOOLS]
     name = element("text", model, x=PANEL.left, y=24, class_="model")
     axes = y_axis(PANEL, errors, "\u2191 mean KL, nats per token"), x_axis(PANEL, bits, below)
-    return picture(PANEL, f"{model}: mean KL against bits per weight", _told(lines), name, *axes, *series)
+    return picture(
+        PANEL, f"{model}: mean KL against bits per weight", _told(lines), name, *axes, *series
+    )
 
 
 def _told(lines: Sequence[Line]) -> str:

@@ -1,14 +1,15 @@
 """Every candidate beside the source: converted if need be, verified, and removed again.
 
 The source runs over the text once; what it computes is kept in a file for the others. Candidates
-come one after another, so beside that file there is one artifact on the disk at a time.
+come one after another, so beside that file there is one artifact on the disk at a time. Files whose
+hashes a conversion has just computed are not hashed again to verify it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,7 +62,7 @@ class Measuring:
             self._remember(done)
             if done.failed and done.report:
                 return Entry(one.name, done.report, one.recipe.name)
-            return self._measured(one)
+            return self._measured(one, self._hashes(done) if self.scratch else {})
         finally:
             if self.scratch is not None:
                 shutil.rmtree(self.scratch, ignore_errors=True)
@@ -73,9 +74,18 @@ class Measuring:
             self.origin, hashes={name: entry["sha256"] for name, entry in files.items()}
         )
 
-    def _measured(self, one: Candidate) -> Entry:
+    def _hashes(self, done: Conversion) -> dict[Path, str]:
+        """Return the hashes of the files that a conversion has just read, and read back."""
+        told = json.loads(done.receipt)
+        read = {self.source.name_of(path): path for path in self.source.read_files()}
+        places = [(read.get(name), entry) for name, entry in told["source"]["files"].items()]
+        folder = open_checkpoint(done.out).folder
+        places += [(folder / name, entry) for name, entry in told["output"]["files"].items()]
+        return {path: entry["sha256"] for path, entry in places if path is not None}
+
+    def _measured(self, one: Candidate, hashes: Mapping[Path, str] | None = None) -> Entry:
         artifact = open_checkpoint(one.path)
-        report = self._verified(artifact)
+        report = self._verified(artifact, hashes or {})
         return Entry(
             one.name,
             report,
@@ -83,13 +93,13 @@ class Measuring:
             calibrated=_calibration_text(artifact) == (report.logits or {}).get("text_sha256", ""),
         )
 
-    def _verified(self, artifact: Checkpoint) -> Report:
+    def _verified(self, artifact: Checkpoint, hashes: Mapping[Path, str]) -> Report:
         """Verify at level logits; a calibration is judged by bounds, not run again."""
         options = self.options
         workers = fit_verification(
             self.source, options.memory_limit, options.threads(streamed=False)
         )
-        checks = Checks(LOGITS, self.check, workers, by_bounds=True)
+        checks = Checks(LOGITS, self.check, workers, by_bounds=True, hashes=hashes)
         return verify_shown(artifact, self.source, checks, bar=options.progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
@@ -44,6 +45,7 @@ class Checks:
     texts        the text of what is expected, where it has been read
     calibration  what the receipt is going to say of it
     by_bounds    what a text gave is judged, the text is not run again
+    hashes       of files that this process has just read
     """
 
     level: str = "tensors"
@@ -54,6 +56,7 @@ class Checks:
     texts: Texts | None = None
     calibration: Mapping[str, Any] | None = None
     by_bounds: bool = False
+    hashes: Mapping[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         effective_level(self.level, self.logits)

@@ -94,7 +94,7 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
     """
     level = checks.effective
     need_source(level, given=source is not None)
-    with Digests(checks.workers) as digests:
+    with Digests(checks.workers, checks.hashes) as digests:
         proof = Proof.of(opened, source, checks, digests)
         found = {OPENING: list(proof.failures)} | _run_checks(proof)
     proof.failures = [failure for failures in found.values() for failure in failures]

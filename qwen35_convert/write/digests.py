@@ -19,9 +19,13 @@ CHUNK = 2 << 20  # what the kernel maps at once anyway
 
 
 class Digests:
-    """Hashes by path, on `workers` threads; leaving it stops what nobody waited for."""
+    """Hashes by path, on `workers` threads; leaving it stops what nobody waited for.
 
-    def __init__(self, workers: int) -> None:
+    known  hashes that are not computed again
+    """
+
+    def __init__(self, workers: int, known: Mapping[Path, str] | None = None) -> None:
+        self._known = known or {}
         self._pool = ThreadPoolExecutor(max(1, workers))
         self._stop = threading.Event()
         self._begun: dict[Path, Future[str]] = {}
@@ -40,13 +44,16 @@ class Digests:
 
     def begin(self, paths: Iterable[Path]) -> None:
         """Compute those that are files, the largest first: the last to end is then a small one."""
-        sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+        todo = (path for path in paths if path not in self._known and path.is_file())
+        sizes = {path: path.stat().st_size for path in todo}
         for path in sorted(sizes, key=lambda path: sizes[path], reverse=True):
             if path not in self._begun:
                 self._begun[path] = self._pool.submit(sha256_file, path, self._stop)
 
     def of(self, path: Path) -> str:
         """Return the hex digest of a file; OSError if it cannot be read."""
+        if path in self._known:
+            return self._known[path]
         self.begin([path])
         return self._begun[path].result()
 

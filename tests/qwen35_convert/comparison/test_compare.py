@@ -13,6 +13,7 @@ from qwen35_convert.comparison import measure
 from qwen35_convert.errors import FormatError, OutputError, RecipeError
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.write import digests
 from runtime.load import Loader
 from tests.checkpoints import dense
 from tests.qwen35_convert.command import called
@@ -105,6 +106,21 @@ def test_the_source_runs_once_and_artifacts_stand_beside_recipes(
     assert len(layers_read) == 12
     assert list((tmp_path / "work").iterdir()) == []
     assert len(list(cache.iterdir())) == 1
+
+
+def test_every_file_is_hashed_once(nano_path, text, tmp_path, monkeypatch):
+    hashed, original = [], digests.sha256_file
+
+    def spy(path, stop=None):
+        hashed.append(path)
+        return original(path, stop)
+
+    monkeypatch.setattr(digests, "sha256_file", spy)
+    folders = api.Folders(tmp_path)
+    found = api.compare(nano_path, ["fp8-block", "int4"], text=text, folders=folders, options=QUIET)
+    assert found.passed
+    assert len(hashed) == len(set(hashed))
+    assert {path.parent for path in hashed} > {nano_path}
 
 
 def test_artifacts_of_recipes_are_kept_on_request(nano_path, text, tmp_path):
