@@ -20,6 +20,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 from tests.checkpoints import dense
+from tests.qwen35_convert.command import called
 from tests.variants import TOOL, beside
 from tests.variants import nano as variant
 
@@ -184,17 +185,7 @@ def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
         read_recipe("bf16-split", ["mtp=drop"]),
         options=api.RunOptions(verify=False),
     )
-    command = [
-        sys.executable,
-        "-m",
-        "qwen35_convert.cli",
-        "run",
-        str(tmp_path / "out"),
-        "--prompt",
-        PROMPT,
-        "--speculate",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = called("run", tmp_path / "out", "--prompt", PROMPT, "--speculate")
     assert done.returncode == 2
     assert "MTP" in done.stderr
     assert done.stdout == ""
@@ -208,9 +199,8 @@ def test_an_artifact_that_computes_nan_ends_with_an_error(tmp_path, nano, specul
     weights = load_file(out / "model.safetensors")
     weights["model.layers.1.input_layernorm.weight"][5] = torch.nan
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    command = [sys.executable, "-m", "qwen35_convert.cli", "run", str(out), "--prompt", PROMPT]
-    command += ["--speculate"] if speculate else []
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    options = ["--speculate"] if speculate else []
+    done = called("run", out, "--prompt", PROMPT, *options)
     assert done.returncode == 3
     assert done.stderr.startswith("qwen35: the logits of generated token 1 are NaN or infinite\n")
     assert "qwen35 verify" in done.stderr
