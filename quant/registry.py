@@ -32,7 +32,7 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, NVFP4_INPUTS, MXFP4, INT4, INT8)
 }
 # What a scheme is in a dialect that has another layout for it.
-OTHER_FORMS: dict[tuple[str, str], Scheme] = {("int4", GPTQ): GPTQ_WRITTEN}
+OTHER_FORMS: dict[tuple[str, str], Scheme] = {(INT4.name, GPTQ): GPTQ_WRITTEN}
 NVFP4_FORMS = (NVFP4_INPUTS, NVFP4)
 RECOGNISERS: list[Recogniser] = [*FORMS, *NVFP4_FORMS, MXFP4, INT4, INT8, QWEIGHTS, Plain()]
 GGUF_RECOGNISERS: list[Recogniser] = [GgmlTypes()]

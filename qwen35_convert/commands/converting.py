@@ -152,7 +152,7 @@ def quantize(
     scheme: Annotated[
         str,
         typer.Option(
-            help="fp8-block, fp8-channel, nvfp4a16, mxfp4a16, int4 or int8.",
+            help="fp8-block, fp8-channel, nvfp4a16, nvfp4, mxfp4a16, int4 or int8.",
             autocompletion=completion.scheme_names,
         ),
     ],

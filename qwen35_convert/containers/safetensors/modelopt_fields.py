@@ -24,8 +24,8 @@ from qwen35_convert.containers.safetensors.modelopt import (
 from qwen35_convert.failure import Failure
 
 CONFIG, BLOCK = "config.json", "quantization_config"
-# algorithm: the scale of inputs that it reads for every module
-INPUTS = {"NVFP4": "input_scale", "FP8": "input_scale"}
+# algorithm: the scale of inputs that it reads for every module, and what is stored without one
+INPUTS = {"NVFP4": ("input_scale", "nvfp4a16"), "FP8": ("input_scale", "fp8-tensor")}
 SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
 # What both files say: the field, and what its absence means.
 SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
@@ -43,9 +43,9 @@ def modelopt_problems(
     for module, atom in quantized.items():
         got, expected = algorithm_of(module, block), ALGORITHMS.get(atom.scheme)
         got = SAME.get(str(got), got)
-        lacks = INPUTS.get(str(got))
-        if lacks and atom.scheme != "nvfp4" and module not in scaled and _reads(got, atom):
-            yield Failure(f"{module}.{lacks}", f"is missing: engines read it for {got}")
+        inputs, without = INPUTS.get(str(got), ("", ""))
+        if atom.scheme == without and module not in scaled:
+            yield Failure(f"{module}.{inputs}", f"is missing: engines read it for {got}")
         elif got != expected and (got, atom.scheme) not in seen:
             seen.add((got, atom.scheme))
             problem = f"the algorithm of {module} is {got!r}, but {atom.scheme} is stored"
@@ -53,11 +53,6 @@ def modelopt_problems(
     for name in _layers(block):
         if not _covers(name, quantized):
             yield Failure(name, "is in quantized_layers, but no such module is quantised")
-
-
-def _reads(algorithm: object, atom: Atom) -> bool:
-    """Whether what is stored is the algorithm's but for the scale of the inputs."""
-    return (atom.scheme, algorithm) in (("nvfp4a16", "NVFP4"), ("fp8-tensor", "FP8"))
 
 
 def algorithm_of(module: str, block: Mapping[str, Any]) -> object:
