@@ -3,11 +3,10 @@
 Any layout that `formats` recognises is read through its atoms, so fused or split experts, the hub's
 or a text-only namespace and FP8 of either kind come out the same. Linears that share their input
 are stored as one: gate and up, q with its gates, k and v, and the four projections of the delta
-rule. Rows are copied a few megabytes at a time and their pages are given back.
+rule.
 
 FP8 weights are decoded, codes * scale rounded once to the dtype, or with `keep_fp8` stay codes and
-scales wherever the blocks of what is stored together line up; elsewhere they are decoded. With it,
-weights of four bits are packed: see load_packed.
+scales where they can: see load_fp8. With it, weights of four bits are packed: see load_packed.
 A_log, dt_bias and the norm of the delta rule stay float32 where the checkpoint has float32.
 """
 
@@ -27,13 +26,13 @@ from formats.family.names import PARTS
 from formats.family.roles import ROLES
 from formats.read_scale import read_scale
 from formats.stored import by_cause, tell
-from quant.fp8.scales import CODE_TYPE
-from quant.fp8.scheme import CODES, SCALE, Fp8
 from quant.stored import Value, open_value
+from runtime.joined import fill, joined_shape
 from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope
-from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
+from runtime.kernels.linear.weight import Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
+from runtime.load_fp8 import fp8_weight, scale_edge
 from runtime.load_packed import pack, packed_group, takes_packed
 from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
@@ -139,18 +138,18 @@ class Loader:
     def tensor(self, *names: str) -> Tensor:
         """Return the named tensors as one, decoded, joined along their rows."""
         values = [self.open(name) for name in names]
-        out = self._empty(_joined_shape(values), self._dtype_of(values[0]))
-        _fill(out, values)
+        out = self._empty(joined_shape(values), self._dtype_of(values[0]))
+        fill(out, values)
         return out
 
     def linear(self, *names: str) -> Weight:
         """Return the weights of linears with one input as one, in FP8 or four bits if kept."""
         edge, values = self._edge(names), [self.open(name) for name in names]
         if self._packs([values]):
-            return pack(_joined_shape(values), [values], self.device)
+            return pack(joined_shape(values), [values], self.device)
         if edge is None:
             return self.tensor(*names)
-        return self._fp8(_joined_shape(values), edge, [values])
+        return self._fp8(joined_shape(values), edge, [values])
 
     def _packs(self, groups: Iterable[Sequence[Value]]) -> bool:
         """Return whether weights are packed in four bits."""
@@ -244,7 +243,7 @@ class Loader:
             return _LazyExperts(self, groups)
         edges = {self._edge(names) for names in groups}
         edge = edges.pop() if len(edges) == 1 else None
-        shape = (len(groups), *_joined_shape([self.open(name) for name in groups[0]]))
+        shape = (len(groups), *joined_shape([self.open(name) for name in groups[0]]))
         opened = [[self.open(name) for name in names] for names in groups]
         if self._packs(opened):
             return pack(shape, opened, self.device)
@@ -252,30 +251,17 @@ class Loader:
             return self._fp8(shape, edge, opened)
         out = self._empty(shape, self.dtype)
         for one, values in zip(out, opened, strict=True):
-            _fill(one, values)
+            fill(one, values)
         return out
 
     def _edge(self, names: tuple[str, ...]) -> int | None:
         """Return how many rows share a scale in a weight that stays FP8; None: it is decoded."""
-        values = [self.open(name) for name in names]
-        edges = {_scale_edge(value) for value in values}
-        if not self.keep_fp8 or len(edges) > 1:
-            return None
-        edge = edges.pop()
-        aligned = edge == 1 or all(value.shape[0] % BLOCK == 0 for value in values[:-1])
-        return edge if aligned else None
+        return scale_edge([self.open(name) for name in names]) if self.keep_fp8 else None
 
-    def _fp8(self, shape: tuple[int, ...], edge: int, groups: Iterable[list[Value]]) -> Fp8Weight:
-        """Return codes and scales of groups of weights: one group, or a stack of them."""
-        *_, rows, columns = shape
-        grid = (rows, 1) if edge == 1 else (-(-rows // BLOCK), -(-columns // BLOCK))
-        codes = self._empty(shape, torch.float8_e4m3fn)
-        scale = self._empty((*shape[:-2], *grid), torch.float32)
-        codes_, scale_ = codes.view(-1, rows, columns), scale.view(-1, *grid)
-        for one, its_scale, values in zip(codes_, scale_, groups, strict=True):
-            its_scale.copy_(torch.cat([_scales(value)[::edge] for value in values]))
-            _fill(one, values, decode=False)
-        return Fp8Weight(codes, scale, self.dynamic_fp8)
+    def _fp8(
+        self, shape: tuple[int, ...], edge: int, groups: Sequence[Sequence[Value]]
+    ) -> Fp8Weight:
+        return fp8_weight(shape, edge, groups, self.device, dynamic=self.dynamic_fp8)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -299,37 +285,3 @@ class _LazyExperts:
 def _expert(prefix: str) -> Expert:
     """Return the names of a gated feed-forward: its gate and up, which are stored as one; down."""
     return (prefix + "gate_proj", prefix + "up_proj"), (prefix + "down_proj",)
-
-
-def _joined_shape(values: Sequence[Value]) -> tuple[int, ...]:
-    return (sum(value.shape[0] for value in values), *values[0].shape[1:])
-
-
-def _fill(out: Tensor, values: Sequence[Value], *, decode: bool = True) -> None:
-    """Copy values one below the other into `out`, and give their pages back."""
-    start = 0
-    for value in values:
-        num_rows = value.shape[0]
-        for first, last in value.chunks():
-            part = value.exact(first, last) if decode else value.stored(first, last)[CODES]
-            out[start + first : start + last].copy_(part.to(out.device))  # which converts it
-        value.release(0, num_rows)
-        start += num_rows
-
-
-def _scale_edge(value: Value) -> int | None:
-    """Return how many rows share a scale: 1, 128, or None if it is not E4M3 or cut badly."""
-    if not isinstance(value.scheme, Fp8) or value.scheme.code_type != CODE_TYPE:
-        return None
-    scales = _scales(value)
-    if scales.shape[1] == 1:
-        return 1
-    by_block = scales[::BLOCK].repeat_interleave(BLOCK, 0)[: len(scales)]
-    return BLOCK if torch.equal(by_block, scales) else None
-
-
-def _scales(value: Value) -> Tensor:
-    """Return the scale of every row, float32 [N, G]."""
-    assert isinstance(value.scheme, Fp8), "only FP8 has scales that kernels take"
-    count = value.shape[0]
-    return value.scheme.scale_of_rows(value.shared_rows(SCALE, 0, count), count)
