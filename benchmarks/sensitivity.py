@@ -3,11 +3,11 @@
     python benchmarks/sensitivity.py SOURCE [--recipe NAME] [--forms A,B] [--chunks N] [--text FILE]
 
 A mix gives every unit one of its forms at random. `all` draws from all of them. `bits` draws a
-number of bits first, and then of each unit one of the two forms next to it: mixes of 2.5 to 8.5
-bits, as they are made by sizes. A mix is rounded in memory and run over the text; --text may be
-another text than the bundled one, on which costs are predicted. One JSON line goes to
-benchmarks/results/sensitivity.jsonl: Spearman's rank correlation, and the ratio of measured to
-predicted KL.
+number of bits first, from 2.5 or the smallest form's to 8.5, and then of each unit the form below
+or above it, as often as makes that many bits: such mixes are made by sizes. A mix is rounded in
+memory and run over the text; --text may be another text than the bundled one, on which costs are
+predicted. One JSON line goes to benchmarks/results/sensitivity.jsonl: Spearman's rank correlation,
+and the ratio of measured to predicted KL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import json
 import random
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from qwen35_convert.fit.measure import Means, measure
 from qwen35_convert.fit.probes import Probes
 from qwen35_convert.fit.rounded import Rounder
 from qwen35_convert.fit.sensitivity import forms_of
-from qwen35_convert.fit.sizes import Sizes, Unit, sizes_of
+from qwen35_convert.fit.sizes import Sizes, sizes_of
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.verification.logits import token_rows
 
@@ -81,15 +82,20 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def compared(measured: Any, sizes: Sizes, probes: Probes, how: str, count: int) -> dict[str, Any]:
     """Return the agreement over random mixes."""
     pick, pairs = random.Random(0), []
+    known = {
+        unit.name: {f: 8 * size / unit.elements for f, size in unit.sizes.items()
+                    if measured.cost(unit.name, f) is not None}
+        for unit in sizes.units
+    }  # fmt: skip
+    low = max(LOW, statistics.median(min(bits.values()) for bits in known.values()))
     for _ in range(count):
-        bits = pick.uniform(LOW, HIGH)
-        mix = {unit.name: drawn(unit, measured, pick, None if how == "all" else bits)
-               for unit in sizes.units}  # fmt: skip
+        bits = None if how == "all" else pick.uniform(low, HIGH)
+        mix = {unit.name: drawn(known[unit.name], pick, bits) for unit in sizes.units}
         rounded = {item.atom.name: (item, mix[unit.name])
                    for unit in sizes.units for item in unit.items}  # fmt: skip
         predicted = sum(measured.cost(name, form) for name, form in mix.items())
-        pairs.append((predicted, probes.kl(rounded), 8 * sizes.total(mix)))
-    told, got, _ = map(list, zip(*pairs, strict=True))
+        pairs.append((predicted, probes.kl(rounded)))
+    told, got = map(list, zip(*pairs, strict=True))
     ratios = sorted(b / a for a, b in zip(told, got, strict=True))
     return {
         "rank_correlation": round(spearman(told, got), 4),
@@ -100,26 +106,31 @@ def compared(measured: Any, sizes: Sizes, probes: Probes, how: str, count: int) 
     }
 
 
-def drawn(unit: Unit, measured: Any, pick: random.Random, bits: float | None) -> str:
-    """Return a form of a unit: any, or one of the two next to a number of bits."""
-    known = sorted((f for f in unit.sizes if measured.cost(unit.name, f) is not None),
-                   key=lambda form: unit.sizes[form])  # fmt: skip
-    if bits is not None:
-        known.sort(key=lambda form: abs(8 * unit.sizes[form] / unit.elements - bits))
-        known = known[:2]
-    return pick.choice(known)
+def drawn(forms: Mapping[str, float], pick: random.Random, bits: float | None) -> str:
+    """Return a form: any, or the one below or above a number of bits, which is its mean.
+
+    forms  bits of each
+    """
+    if bits is None:
+        return pick.choice(sorted(forms, key=lambda form: forms[form]))
+    below = max((b for b in forms.values() if b <= bits), default=min(forms.values()))
+    above = min((b for b in forms.values() if b >= bits), default=max(forms.values()))
+    share = (bits - below) / (above - below) if above > below else 0.0
+    wanted = above if pick.random() < share else below
+    return pick.choice(sorted(form for form, size in forms.items() if size == wanted))
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the correlation of ranks; no two values are the same."""
+    """Return the correlation of ranks."""
     return statistics.correlation(ranks(a), ranks(b))
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Return the place of each value in their order."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    places = {index: float(place) for place, index in enumerate(order)}
-    return [places[i] for i in range(len(values))]
+    """Return the place of each value in their order; the same values have their mean place."""
+    places: dict[float, list[int]] = defaultdict(list)
+    for place, value in enumerate(sorted(values)):
+        places[value].append(place)
+    return [statistics.mean(places[value]) for value in values]
 
 
 if __name__ == "__main__":

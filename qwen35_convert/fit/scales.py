@@ -1,4 +1,4 @@
-"""Scales that turn an error of weights into nats: one for each kind of weight and each depth.
+"""Scales that turn an error after a layer into nats: one for each kind of weight and each depth.
 
     KL = sum over weights of   kind(weight) * depth(layer) * error(weight, form)
 
@@ -19,6 +19,7 @@ ROUNDS = 200
 LAYER = re.compile(r"layers\.(\d+)\.")
 NUMBER = re.compile(r"\.\d+\.")
 Cell = tuple[str, int | None]
+Place = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,25 @@ class Places:
         """Return how many ranges of layers there are."""
         return min(self.layers, MAX_DEPTHS)
 
-    def cell(self, name: str) -> Cell:
-        """Return kind and depth of a weight by our name; None: it is in no layer."""
+    def place(self, name: str) -> Place:
+        """Return kind and layer of a weight by our name; None: it is in no layer."""
         layer = LAYER.match(name)
         if layer is None:
             return name, None
-        kind = NUMBER.sub(".", name[layer.end() :])
-        return kind, int(layer[1]) * self.depths // self.layers
+        return NUMBER.sub(".", name[layer.end() :]), int(layer[1])
+
+    def depth(self, layer: int) -> int:
+        """Return the depth of a layer."""
+        return layer * self.depths // self.layers
+
+    def cell(self, place: Place) -> Cell:
+        """Return kind and depth of a place."""
+        kind, layer = place
+        return kind, None if layer is None else self.depth(layer)
 
     def range(self, depth: int) -> tuple[int, int]:
         """Return the first and the last layer of a depth."""
-        inside = [i for i in range(self.layers) if i * self.depths // self.layers == depth]
+        inside = [i for i in range(self.layers) if self.depth(i) == depth]
         return inside[0], inside[-1]
 
 

@@ -21,7 +21,7 @@ from qwen35_convert.fit.sizes import Sizes, Unit
 from qwen35_convert.versions import version
 
 SCHEMA = "qwen35-sensitivity"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 GGUF_FORMS = (
     "iq2_xxs", "iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0",
     "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0", "bf16",

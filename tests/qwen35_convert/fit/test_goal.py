@@ -32,7 +32,7 @@ def table_for(source, recipe, out, forms, path):
         }
         for unit in sizes.units
     }
-    values = {"schema": "qwen35-sensitivity", "schema_version": 1, "units": units,
+    values = {"schema": "qwen35-sensitivity", "schema_version": 2, "units": units,
               "recipe": checkpoint.recipe.model_dump(mode="json")}  # fmt: skip
     path.write_text(json.dumps(values))
     return path

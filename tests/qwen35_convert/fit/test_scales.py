@@ -40,8 +40,9 @@ def test_probes_without_a_difference_cost_nothing():
 
 def test_every_layer_has_a_depth():
     places = Places(36)
-    assert places.cell("layers.7.mlp.experts.11.gate_proj") == ("mlp.experts.gate_proj", 3)
-    assert places.cell("lm_head") == ("lm_head", None)
+    assert places.place("layers.7.mlp.experts.11.gate_proj") == ("mlp.experts.gate_proj", 7)
+    assert places.cell(("mlp.experts.gate_proj", 7)) == ("mlp.experts.gate_proj", 3)
+    assert places.cell(places.place("lm_head")) == ("lm_head", None)
     ranges = [places.range(depth) for depth in range(places.depths)]
     assert [first for first, _ in ranges][1:] == [last + 1 for _, last in ranges][:-1]
     assert (ranges[0][0], ranges[-1][1]) == (0, 35)

@@ -154,10 +154,10 @@ def test_an_existing_file_is_not_replaced(table, nano_path):
     ("content", "why"),
     [
         ("{", "cannot be read"),
-        ('{"schema": "other"}', "expected qwen35-sensitivity 1"),
-        ('{"schema": "qwen35-sensitivity", "schema_version": 2, "units": {}}', "expected"),
+        ('{"schema": "other"}', "expected qwen35-sensitivity 2"),
+        ('{"schema": "qwen35-sensitivity", "schema_version": 1, "units": {}}', "expected"),
         (
-            '{"schema": "qwen35-sensitivity", "schema_version": 1, "units":'
+            '{"schema": "qwen35-sensitivity", "schema_version": 2, "units":'
             ' {"a": {"elements": 1, "forms": {"q8_0": {"kl": -1}}}}}',
             "expected",
         ),
