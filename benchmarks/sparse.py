@@ -56,6 +56,15 @@ A3B = COMMON | {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
+D27B = COMMON | {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 48,
+    "intermediate_size": 17408,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class Shape:
 HUB_FORM = Form(experts="fused", mtp_experts="split", mtp_layers=1, vision=True, head=True)
 SHAPES = {
     "397B-A17B": Shape(A17B, 94, 2924, 806_795_875_168, HUB_FORM),
+    "27B": Shape(D27B, 11, 1199, 55_562_872_800, HUB_FORM),
     "35B-A3B": Shape(A3B, 14, 1811, 71_903_655_008, HUB_FORM),
 }
 
@@ -103,12 +113,14 @@ def write_sparse(folder: Path, shape: Shape) -> list[TensorInfo]:
 
 def config_of(shape: Shape) -> dict[str, Any]:
     """Return config.json, nested if there is a vision tower."""
+    kind = shape.text["model_type"].removesuffix("_text")
+    name = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}[kind]
     if not shape.form.vision:
-        return {"architectures": ["Qwen3_5MoeForCausalLM"], **shape.text}
-    vision = VISION | {"out_hidden_size": shape.text["hidden_size"]}
+        return {"architectures": [f"{name}ForCausalLM"], **shape.text}
+    vision = VISION | {"out_hidden_size": shape.text["hidden_size"], "model_type": kind}
     return {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "model_type": "qwen3_5_moe",
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": kind,
         "text_config": dict(shape.text),
         "vision_config": vision,
         "tie_word_embeddings": False,

@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import TYPE_CHECKING
 
 from formats.family.roles import ROLES
@@ -87,9 +87,10 @@ def first_matches(
     rules: Sequence[PolicyRule], names: Iterable[str]
 ) -> dict[str, PolicyRule | None]:
     """Return by each name the first rule that matches it. QuantError if a rule decides nothing."""
+    # compiled here: fnmatch itself remembers 256 patterns, and a fit has a rule for each weight
+    matchers = [(re.compile(translate(rule.match)).match, rule) for rule in rules]
     winners = {
-        name: next((rule for rule in rules if fnmatchcase(name, rule.match)), None)
-        for name in names
+        name: next((rule for matches, rule in matchers if matches(name)), None) for name in names
     }
     _check_rules_decide(rules, winners)
     return winners

@@ -333,6 +333,8 @@ def fit_recipe(
 
     RecipeError if nothing is that small.
     """
+    from qwen35_convert.fit.base import base_of
+    from qwen35_convert.fit.by_role import ByRole
     from qwen35_convert.fit.goal import check_possible, fit_within
     from qwen35_convert.fit.make import make_sensitivity, sizes_for
     from qwen35_convert.fit.sensitivity import read_sensitivity
@@ -341,8 +343,11 @@ def fit_recipe(
     known = None if goal.table is None else read_sensitivity(goal.table)
     opened, origin = open_source(source, progress=options.progress)
     chosen = chosen or default_recipe(opened, overrides, out=path)
+    chosen = base_of(opened, chosen, goal, path)
     sizes = sizes_for(opened, chosen, Question(forms=known.forms if known else ()))
     check_possible(opened, sizes, goal, path)
+    if goal.by_role:
+        return fit_within(opened, sizes, ByRole.of(opened, sizes), goal, path)
     if known is None:
         known = make_sensitivity(opened, origin, chosen, USUAL, path.parent, options)
     known.check(sizes)

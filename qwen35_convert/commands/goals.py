@@ -43,8 +43,8 @@ Table = Annotated[
     Path | None,
     typer.Option(
         "--sensitivity",
-        metavar="FILE",
-        help="Costs to choose by, from qwen35 sensitivity.",
+        metavar="FILE|by-role",
+        help="Costs to choose by, from qwen35 sensitivity; or by role, without measuring.",
         show_default="measured first",
     ),
 ]
@@ -71,15 +71,18 @@ def goal_of(
         raise RecipeError("--context and --batch", "are for --fit", "--fit SIZE")
     if memory is None and size is None and bits is None:
         return None
+    from qwen35_convert.fit.by_role import BY_ROLE
     from qwen35_convert.fit.goal import Goal
 
+    by_role = table is not None and str(table) == BY_ROLE
     return Goal(
         None if memory is None else parse_bytes("--fit", memory),
         None if size is None else parse_bytes("--target-size", size),
         bits,
         context or CONTEXT,
         batch or 1,
-        table,
+        None if by_role else table,
+        by_role,
     )
 
 

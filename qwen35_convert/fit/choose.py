@@ -54,6 +54,16 @@ def choose_within(sizes: Sizes, costs: Costs, budget: int) -> Choice:
     return Choice(forms, nbytes, sum(point.cost for point in points.values()))
 
 
+def planned(sizes: Sizes, costs: Costs) -> Choice | None:
+    """Return what the recipe itself gives every unit; None if a cost of that is not known."""
+    forms = {unit.name: unit.planned for unit in sizes.units}
+    found = [costs.cost(unit, unit.planned) for unit in sizes.units]
+    known = [cost for cost in found if cost is not None]
+    if len(known) < len(found) or any(unit.planned not in unit.sizes for unit in sizes.units):
+        return None
+    return Choice(forms, sizes.total(forms), sum(known))
+
+
 def check_enough(smallest: int, budget: int) -> None:
     """Refuse a budget below the smallest size there is. RecipeError."""
     if smallest > budget:

@@ -19,9 +19,9 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.fit.choose import Choice, check_enough, choose_within
-from qwen35_convert.fit.sensitivity import Sensitivity
-from qwen35_convert.fit.sizes import Sizes
+from qwen35_convert.fit.by_role import NOTE
+from qwen35_convert.fit.choose import Choice, check_enough, choose_within, planned
+from qwen35_convert.fit.sizes import Costs, Sizes
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.serving.engines import LLAMA_CPP, VLLM
@@ -36,10 +36,11 @@ ATTEMPTS = 8
 class Goal:
     """How large an artifact may be: one of three.
 
-    memory  bytes for weights and `batch` sequences of `context` tokens
-    size    bytes of the files with tensors
-    bits    of each weight
-    table   a file of `sensitivity` to choose by; None: costs are measured on the bundled text
+    memory   bytes for weights and `batch` sequences of `context` tokens
+    size     bytes of the files with tensors
+    bits     of each weight
+    table    a file of `sensitivity` to choose by; None: costs are measured on the bundled text
+    by_role  costs are those of small trained models, by role; nothing is measured
 
     Raises RecipeError for none or several of them, and for what is not above 0.
     """
@@ -50,6 +51,7 @@ class Goal:
     context: int = 4096
     batch: int = 1
     table: Path | None = None
+    by_role: bool = False
 
     def __post_init__(self) -> None:
         stated = {"--fit": self.memory, "--target-size": self.size, "--target-bpw": self.bits}
@@ -86,19 +88,21 @@ class Fitted:
 
     nbytes  of the files with tensors, of `budget` that were allowed
     kl      mean KL in nats that is expected of what was chosen
+    note    what that rests on, if it was not measured on this model
     """
 
     recipe: Recipe
     nbytes: int
     budget: int
     kl: float
+    note: str = ""
 
     @property
     def told(self) -> str:
         """Return what came out in one line."""
         return (
             f"{self.nbytes:,} of {self.budget:,} bytes ({size_text(self.nbytes)}), "
-            f"expected mean KL {self.kl:.3g}"
+            f"expected mean KL {self.kl:.3g}{self.note and f' ({self.note})'}"
         )
 
     def content(self) -> bytes:
@@ -115,21 +119,22 @@ def check_possible(source: Checkpoint, sizes: Sizes, goal: Goal, out: Path) -> N
     check_enough(sizes.smallest, goal.budget(source, expect(source, sizes.recipe, out)))
 
 
-def fit_within(
-    source: Checkpoint, sizes: Sizes, table: Sensitivity, goal: Goal, out: Path
-) -> Fitted:
+def fit_within(source: Checkpoint, sizes: Sizes, costs: Costs, goal: Goal, out: Path) -> Fitted:
     """Return the recipe of least cost that keeps an artifact at OUT within the goal.
 
     RecipeError if none does: it says the nearest size there is.
     """
     plan = expect(source, sizes.recipe, out)
     budget = goal.budget(source, plan)
+    own = planned(sizes, costs) if plan.nbytes <= budget else None
     beside = nearest = 0
     for _ in range(ATTEMPTS):
-        choice: Choice = choose_within(sizes, table, budget - beside)
+        choice: Choice = choose_within(sizes, costs, budget - beside)
+        if own is not None and own.cost < choice.cost:
+            choice = own
         recipe = sizes.recipe_of(choice.forms)
         nearest = expect(source, recipe, out).nbytes
         if nearest <= budget:
-            return Fitted(recipe, nearest, budget, choice.cost)
+            return Fitted(recipe, nearest, budget, choice.cost, NOTE if goal.by_role else "")
         beside = max(beside, nearest - choice.nbytes)
     raise RecipeError("the size", f"is {budget:,} bytes", f"{nearest:,}, which is the nearest")

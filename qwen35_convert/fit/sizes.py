@@ -4,8 +4,9 @@
 
 A unit is a tensor of a GGUF file (the experts of a projection are one), or the weights of a folder
 that engines load with one scheme. Sizes are those of the tensors: of a GGUF file with the zeros
-that align them, so that they sum up to the file's. What a rule of the recipe decides stays so, and
-the MTP head is as the recipe has it: no KL of the model's says what it may lose.
+that align them, so that they sum up to the file's. What a rule of the recipe decides stays so, what
+a mix keeps in F32, and the MTP head is as the recipe has it: no KL of the model's says what these
+may lose.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from qwen35_convert.recipe_parts import FORMATS
 EXPERT = re.compile(r"\.experts\.\d+\.")
 RULED = "rule "
 MTP = "mtp."
+F32 = "f32"
 FITTED = "fit"
 
 
@@ -48,6 +50,7 @@ class Unit:
     elements  of all of them
     sizes     bytes by form, of the forms that they may have: ggml types, or schemes and `keep`
     items     of the plan, one for each weight
+    planned   the form that the recipe gives it
     """
 
     name: str
@@ -56,6 +59,7 @@ class Unit:
     elements: int
     sizes: Mapping[str, int]
     items: tuple[Item, ...] = ()
+    planned: str = ""
 
 
 class Costs(Protocol):
@@ -68,11 +72,16 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The units that have a choice, and the bytes of all else."""
+    """The units that have a choice, and the bytes of all else.
+
+    held  what a mix gives the MTP head beside them, as rules: it would give it other types where
+          rules decide all else
+    """
 
     recipe: Recipe
     units: tuple[Unit, ...]
     rest: int
+    held: tuple[tuple[str, str], ...] = ()
 
     @property
     def smallest(self) -> int:
@@ -91,6 +100,7 @@ class Sizes:
             for unit in self.units
             for match in unit.matches
         ]
+        rules += [{"match": match, "scheme": form} for match, form in self.held]
         values["name"] = FITTED
         values["quantize"]["rules"] = [*values["quantize"]["rules"], *rules]
         return build_recipe(values)
@@ -107,7 +117,7 @@ def sizes_of(source: Checkpoint, recipe: Recipe, out: Path, forms: Sequence[str]
     plan = expect(source, recipe, out)
     is_file = FORMATS[plan.container].mixes
     _check_known(forms, is_file=is_file)
-    groups = _groups(plan, _tensor_of if is_file else _group_of)
+    groups = _groups(plan, _tensor_of if is_file else _group_of, recipe)
     sizer = _file_sizes if is_file else _folder_sizes
     stored = {name: info.nbytes for name, info in plan.tensors.items()}
     units, held = [], 0
@@ -116,10 +126,23 @@ def sizes_of(source: Checkpoint, recipe: Recipe, out: Path, forms: Sequence[str]
         if sizes:
             matches = dict.fromkeys(EXPERT.sub(".experts.*.", item.atom.name) for item in items)
             elements = sum(_elements(item) for item in items)
-            role, matched = items[0].atom.role, tuple(matches)
-            units.append(Unit(name, role, matched, elements, sizes, tuple(items)))
+            role, planned = items[0].atom.role, items[0].scheme.name
+            every = tuple(items)
+            units.append(Unit(name, role, tuple(matches), elements, sizes, every, planned))
             held += _held(stored, items, padded=is_file)
-    return Sizes(recipe, tuple(units), (plan.nbytes if is_file else sum(stored.values())) - held)
+    rest = (plan.nbytes if is_file else sum(stored.values())) - held
+    return Sizes(recipe, tuple(units), rest, _held_by_mix(plan) if is_file else ())
+
+
+def _held_by_mix(plan: Plan) -> tuple[tuple[str, str], ...]:
+    """Return the types of the MTP head's matrices, by globs, as far as no rule names them."""
+    return tuple({
+        EXPERT.sub(".experts.*.", item.atom.name): item.scheme.name
+        for item in plan.items
+        if item.atom.name.startswith(MTP)
+        and not item.reason.startswith(RULED)
+        and not ROLES[item.atom.role].gguf_f32
+    }.items())  # fmt: skip
 
 
 def _check_known(forms: Iterable[str], *, is_file: bool) -> None:
@@ -130,11 +153,12 @@ def _check_known(forms: Iterable[str], *, is_file: bool) -> None:
             get_scheme(form)
 
 
-def _groups(plan: Plan, key: Callable[[Item], str]) -> dict[str, list[Item]]:
+def _groups(plan: Plan, key: Callable[[Item], str], recipe: Recipe) -> dict[str, list[Item]]:
     """Gather the items that must have one form; see the module's head for those left out."""
     groups: dict[str, list[Item]] = {}
     for item in plan.items:
-        beside = item.atom.role == VISION or item.atom.name.startswith(MTP)
+        exact = item.scheme.name == F32 != recipe.quantize.scheme
+        beside = exact or item.atom.role == VISION or item.atom.name.startswith(MTP)
         if not beside and not item.reason.startswith(RULED):
             groups.setdefault(key(item), []).append(item)
     return groups

@@ -63,9 +63,15 @@ def test_a_rule_of_the_recipe_stays(sources):
 
 
 def test_only_forms_that_a_weight_may_have(sources):
-    sizes = sizes_of(sources["dense"], q.read_recipe("gguf-q8_0"), Path("m.gguf"), TYPES)
+    theirs = q.read_recipe("gguf-q8_0", ["quantize.mix=llama.cpp"])
+    sizes = sizes_of(sources["dense"], theirs, Path("m.gguf"), TYPES)
     units = {unit.matches[0]: unit for unit in sizes.units}
     assert set(units["layers.0.linear_attn.in_proj_a"].sizes) == {"q8_0", "bf16"}
+    ours = sizes_of(sources["dense"], q.read_recipe("gguf-q8_0"), Path("m.gguf"), TYPES)
+    assert units.keys() - {unit.matches[0] for unit in ours.units} == {
+        f"layers.{i}.linear_attn.in_proj_{x}" for i in range(4) for x in "ab"
+        if f"layers.{i}.linear_attn.in_proj_a" in units
+    }, "what our mixes keep in F32"  # fmt: skip
     assert "layers.0.input_layernorm" not in units
     folder = sizes_of(sources["dense"], q.read_recipe("int4"), Path("out"), SCHEMES)
     assert not any("in_proj_a" in match for unit in folder.units for match in unit.matches)
