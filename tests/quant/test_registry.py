@@ -31,6 +31,7 @@ TABLES = {
     "qwen35_convert/containers/safetensors/modelopt.py": "ModelOpt's name of each",
     "qwen35_convert/containers/safetensors/modelopt_fields.py": "what ModelOpt's names need",
     "qwen35_convert/containers/safetensors/quantization_config.py": "names of config groups",
+    "qwen35_convert/fit/by_role.py": "measured errors",
     "qwen35_convert/fit/sensitivity.py": "what is measured by default",
     "qwen35_convert/recipe_parts.py": "the default scheme",
     "qwen35_convert/serving/artifact.py": "what engines load",
