@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from formats.errors import FormatError, Qwen35Error
 from quant.errors import QuantError
 from qwen35_convert.comparison.folders import HERE, Folders
-from qwen35_convert.containers.registry import container_for, open_checkpoint
+from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
 from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
 from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.recipe_choice import default_recipe, named_recipe, quantize_recipe
 from qwen35_convert.source import Merge, Source, open_headers, open_source
 from qwen35_convert.text.tokens import DEFAULT
 
@@ -85,7 +86,7 @@ def plan(
     From a source on the hub, only headers and the few values that planning looks at are read, by
     ranges; the cache's copy is used instead if there is one and `stream` is not set.
     """
-    chosen = _read(recipe, overrides)
+    chosen = named_recipe(recipe, overrides)
     opened = open_headers(source, stream=stream)
     chosen = chosen or default_recipe(opened, overrides, out=out)
     from qwen35_convert.planned import plan_conversion
@@ -103,48 +104,6 @@ def download(
     if named is None:
         raise RecipeError(repr(repo), "is not a repository id", "owner/name")
     return fetch(named[0], revision or named[1], to=Path(out), progress=progress)
-
-
-def _read(recipe: str | Path | Recipe | None, overrides: Sequence[str]) -> Recipe | None:
-    """Return the recipe with overrides (KEY=VALUE) applied; None if none is named."""
-    if recipe is None:
-        return None
-    from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
-
-    if isinstance(recipe, Recipe):
-        return build_recipe(recipe.model_dump(mode="json"), overrides) if overrides else recipe
-    return read_recipe(recipe, overrides)
-
-
-def default_recipe(
-    source: Checkpoint, overrides: Sequence[str] = (), *, out: str | Path = ""
-) -> Recipe:
-    """Return the recipe that is used when none is named.
-
-    A GGUF file gets gguf-q8_0, a folder fp8-block; a folder made from quantised weights gets
-    bf16-split, because they are quantised a second time only on request.
-    """
-    from qwen35_convert.recipe import read_recipe
-
-    again = bool(source.layout.quantized)
-    return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
-
-
-def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of `quantize`: names and layout stay as they are."""
-    from qwen35_convert.recipe import build_recipe
-
-    return build_recipe(
-        {
-            "name": "quantize",
-            "layout": "same",
-            "experts": "same",
-            "mtp": "keep",
-            "vision": "keep",
-            "quantize": {"scheme": scheme},
-        },
-        overrides,
-    )
 
 
 def convert(
@@ -165,7 +124,7 @@ def convert(
     is true.
     """
     check_device(options.device, fix="--device cpu quantises without one")
-    chosen = _read(recipe, overrides)
+    chosen = named_recipe(recipe, overrides)
     opened, origin = open_source(source, progress=options.progress, stream=options.stream)
     path = _path_of(source, opened, origin)
     chosen = chosen or default_recipe(opened, overrides, out=out)
@@ -242,7 +201,7 @@ def compare(
     The source runs once. Each artifact is verified as by `verify` at level logits.
     """
     check_device(options.device, fix="--device cpu quantises without one")
-    chosen = [recipe for one in recipes for recipe in [_read(one, ())] if recipe]
+    chosen = [recipe for one in recipes for recipe in [named_recipe(one, ())] if recipe]
     opened, origin = open_source(source, progress=options.progress)
     from qwen35_convert.comparison.candidates import check_candidates, named_candidates
     from qwen35_convert.comparison.measure import Measuring
@@ -304,7 +263,7 @@ def sensitivity(
     question  the text, how much of it, and the forms
     options   of which workers, overwrite and progress count
     """
-    chosen, path = _read(recipe, overrides), Path(out)
+    chosen, path = named_recipe(recipe, overrides), Path(out)
     assert chosen is not None, "a recipe is named"
     opened, origin = open_source(source, progress=options.progress)
     from qwen35_convert.durable import check_place, save_file
@@ -339,7 +298,7 @@ def fit_recipe(
     from qwen35_convert.fit.make import make_sensitivity, sizes_for
     from qwen35_convert.fit.sensitivity import read_sensitivity
 
-    chosen, path = _read(recipe, overrides), Path(out)
+    chosen, path = named_recipe(recipe, overrides), Path(out)
     known = None if goal.table is None else read_sensitivity(goal.table)
     opened, origin = open_source(source, progress=options.progress)
     chosen = chosen or default_recipe(opened, overrides, out=path)

@@ -174,7 +174,7 @@ def quantize(
 
     Example: qwen35 quantize ./Qwen3.5-9B -o ./Qwen3.5-9B-FP8 --scheme fp8-block
     """
-    from qwen35_convert.api import quantize_recipe
+    from qwen35_convert.recipe_choice import quantize_recipe
 
     output = Output.of("quantize", output_format, junit, json=json)
     recipe = quantize_recipe(scheme, tuple(set_ or ()))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import qwen35_convert as q
 from formats.errors import FormatError
 from qwen35_convert import api
+from qwen35_convert.recipe_choice import quantize_recipe
 from tests.checkpoints import Weights, hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import P, without
 
@@ -192,7 +193,7 @@ def test_what_is_not_run_need_not_be_whole(nano, tmp_path):
 def test_quantize_drops_vision_when_told_to(tmp_path):
     """Names stay as they are, but the hub's class names a vision tower."""
     folder = source(tmp_path / "in", as_it_is, moe=False)
-    plan = q.plan(folder, api.quantize_recipe("fp8-block", ["vision=drop"]), tmp_path / "out")
+    plan = q.plan(folder, quantize_recipe("fp8-block", ["vision=drop"]), tmp_path / "out")
     assert not any("visual" in name for name in plan.tensors)
     assert "model.embed_tokens.weight" in plan.tensors
 
