@@ -51,7 +51,10 @@ def execute(
     if texts is not None:
         check_memory(plan, source, options.memory_limit, texts.tokens, share.workers)
     if needs_inputs(plan) and options.executor != "threads":
-        raise RecipeError("nvfp4", "reads a text first", "the executor of threads")
+        names = {item.scheme.name for item in plan.items if item.scheme.static_inputs}
+        raise RecipeError(
+            " and ".join(sorted(names)), "reads a text first", "the executor of threads"
+        )
     with _executor(recipe, options, path, texts) as execute:
         plan = _measured(plan, source, texts, share.workers, bar=options.progress)
         return write_artifact(Job(plan, source, origin, out, options, share, execute, texts))
