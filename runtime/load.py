@@ -68,18 +68,6 @@ def load_model(
     )
 
 
-def load_layer(
-    checkpoint: Checkpoint,
-    i: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    *,
-    keep_fp8: bool = False,
-) -> Layer:
-    """Return decoder layer i; nothing else is read."""
-    return Loader(checkpoint, torch.device(device), dtype, keep_fp8).layer(i)
-
-
 def check(checkpoint: Checkpoint) -> None:
     """Raise FormatError, naming the first, if it has problems, or a rope that is not computed.
 

@@ -11,7 +11,7 @@ from formats.family.names import TEXT
 from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.linear.weight import Fp8Weight
-from runtime.load import Loader, load_layer
+from runtime.load import Loader
 from runtime.model import Model
 from tests.checkpoints import (
     hub_config,
@@ -115,7 +115,7 @@ def test_a_layer_reads_nothing_but_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Checkpoint, "read", lambda self, name: read.append(name) or original(self, name)
     )
-    assert same(load_layer(checkpoint, 1, "cpu", torch.float32), expected.layers[1])
+    assert same(Loader(checkpoint, torch.device("cpu"), torch.float32).layer(1), expected.layers[1])
     assert read
     assert all(name.startswith(P + "layers.1.") for name in read)
 
@@ -131,7 +131,7 @@ def test_lazy_experts_are_those_of_the_stack(tmp_path):
     checkpoint = open_checkpoint(write(tmp_path, moe=True))
     cpu = torch.device("cpu")
     lazy = Loader(checkpoint, cpu, torch.float32, lazy_experts=True).layer(0).feed_forward
-    stacked = load_layer(checkpoint, 0, "cpu", torch.float32).feed_forward
+    stacked = Loader(checkpoint, cpu, torch.float32).layer(0).feed_forward
     for e in range(5):
         assert torch.equal(lazy.gate_up[e], stacked.gate_up[e])
         assert torch.equal(lazy.down[e], stacked.down[e])
