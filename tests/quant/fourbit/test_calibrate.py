@@ -156,7 +156,7 @@ def test_gptq_is_that_of_llm_compressor(bits):
 
 @schemes
 @pytest.mark.parametrize("method", METHODS)
-@given(cut=st.integers(0, 5), seed=st.integers(0, 9))
+@given(cut=st.integers(0, 5), seed=st.integers(0, 2))
 def test_ranges_of_rows_are_encoded_like_the_whole(scheme, method, cut, seed):
     w, h = weight(seed, 40, 256), hessian(seed, 256)
     prepared = scheme.prepare(iter([w]))

@@ -20,7 +20,7 @@ from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.planted.models import write_model
 
 RECEIPT, FILE = "qwen35-receipt.json", "model.safetensors"
-TEXT = " ".join(f"w{i % 97} the quick {i} brown fox" for i in range(400))
+TEXT = " ".join(f"w{i % 97} the quick {i} brown fox" for i in range(100))
 # by model: what stands before the scales
 ATTENTION = {"wide": "model.language_model.layers.2.self_attn.",
              "moe": "model.language_model.layers.1.self_attn."}  # fmt: skip
