@@ -140,12 +140,15 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, name):
 
 def test_level_logits_sees_another_scaling(tmp_path):
     source, out = model(tmp_path / "in", YARN), tmp_path / "out"
+    (tmp_path / "text.txt").write_text("And the evening and the morning were the first day. " * 40)
+    check = api.LogitsCheck(str(tmp_path / "text.txt"))
     api.convert(source, out, read_recipe("bf16-split"))
-    assert api.verify(out, source, level="logits").logits["kl_mean"] < 1e-6
+    assert api.verify(out, source, level="logits", logits=check).logits["kl_mean"] < 1e-6
     config = json.loads((out / "config.json").read_text())
     config["rope_parameters"]["factor"] = 8.0
     (out / "config.json").write_text(json.dumps(config))
-    failures = [str(one) for one in api.verify(out, source, level="logits").failures]
+    report = api.verify(out, source, level="logits", logits=check)
+    failures = [str(one) for one in report.failures]
     assert any("factor is 8.0, expected 4.0" in one for one in failures)
     assert any("mean KL" in one for one in failures)
 
