@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quant.fourbit.calibrate import PASSES, Grid, best_of
+from quant.fourbit.calibrate import PASSES, SWEPT_AGAIN, Grid, best_of, grids_of
 from quant.fourbit.parts import GLOBAL, SCALE
-from quant.fourbit.rows import Rows
+from quant.fourbit.rows import Rows, nearest
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
@@ -89,16 +89,6 @@ def encode_together(
         yield own if whole is None else own | {GLOBAL: prepared[e]}
 
 
-def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:
-    """Return the units nearest to y, ties to the even code."""
-    if bits:
-        end = 1 << (bits - 1)
-        return (y + zero).clamp(-end, end - 1).round() - zero
-    size = y.abs().clamp(max=6)
-    gap = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
-    return ((size / gap).round() * gap).copysign(y)
-
-
 def weights_of(importance_EK: Tensor) -> Tensor:
     """Return what an error in each column weighs, float32 [E, K], as `calibrate.weights_of`."""
     values = importance_EK.float()
@@ -129,17 +119,24 @@ def _weigh_errors(w_NK: Tensor, weights_EK: Tensor, grid: Grid, bits: int) -> Te
 
 
 def choose_units(
-    w_NK: Tensor, grid: Grid, factors: Factors, bits: int, *, passes: int = PASSES
+    w_NK: Tensor,
+    grid: Grid,
+    factors: Factors,
+    bits: int,
+    *,
+    tried: Sequence[Tensor] = (),
+    passes: int = PASSES,
 ) -> tuple[Tensor, Tensor]:
     """Return units, float32 [E N, K], and the steps that they belong to, [B].
 
     w_NK    rows of all matrices
-    passes  0: GPTQ alone, under the steps that are given. After it, steps of whole numbers change
+    tried   steps [B] among which some are searched for again; none: whole numbers' alone change
+    passes  0: GPTQ alone, under the steps that are given
     """
     matrices, columns = factors.order.shape
     w = w_NK.to(torch.float32, copy=True).reshape(matrices, -1, columns)
     d, zero = (x.clone().view(*w.shape[:2], -1) for x in (grid.step, grid.zero))
-    rows = Rows(w, d, zero, torch.empty_like(w), bits)
+    rows = Rows(w, d, zero, torch.empty_like(w), bits, tuple(x.view(d.shape) for x in tried))
     if factors.outputs is None:
         _choose(rows, factors, passes)
     else:
@@ -149,7 +146,9 @@ def choose_units(
 
 def _choose(rows: Rows, factors: Factors, passes: int) -> None:
     feed_back(rows, factors)
-    for _ in range(passes):
+    for done in range(passes):
+        if done in SWEPT_AGAIN and rows.tried:
+            sweep_again(rows, factors)
         settle(rows, factors)
 
 
@@ -175,11 +174,23 @@ def feed_back(rows: Rows, factors: Factors) -> None:
     torch.gather(ordered.units, 2, back, out=rows.units)
 
 
+def sweep_again(rows: Rows, factors: Factors) -> None:
+    """Choose steps by what each weight should be, given all others; units stay near."""
+    known = weights_of(factors.diagonal)
+    wanted = rows.values + _slope(rows, factors) / known[:, None]
+    rows.take(sweep(wanted.flatten(0, 1), known, grids_of(rows), rows.bits).step)
+
+
+def _slope(rows: Rows, factors: Factors) -> Tensor:
+    """Return (w - q) H of the damped Hessians, float32 [E, N, K]."""
+    missed = rows.left
+    return (missed * factors.added[:, None, None]).baddbmm_(missed, factors.hessian)
+
+
 def settle(rows: Rows, factors: Factors) -> None:
     """Choose each unit again, and steps of whole numbers in groups of up to a block."""
     hessian, added = factors.hessian, factors.added
-    missed = rows.w - rows.units * rows.d.repeat_interleave(rows.group, 2)
-    slope = (missed * added[:, None, None]).baddbmm_(missed, hessian)
+    slope = _slope(rows, factors)
     for first, moved in rows.blocks():
         stop = first + moved.shape[-1]
         factors.blocks.settle(rows, slope, hessian, added, first, moved)

@@ -89,7 +89,7 @@ class Fp4(Usual):
         """Return the nearest codes under the scales of the largest weights, or calibrated ones."""
         import torch
 
-        from quant.fourbit.calibrate import Grid
+        from quant.fourbit.calibrate import stored_of
         from quant.fourbit.place import place_of
 
         place, chooser = place_of(factor)
@@ -99,11 +99,13 @@ class Fp4(Usual):
         w_Bg = place.grouped(w_NK, self.group)
         if weights is not None:
             known = chooser.weights_of(weights)
-            candidates = self.candidates(scale, prepared)
-            step, zero, scale = chooser.sweep(w_NK, known, candidates, 0)
-            if factor is not None:
-                grid = Grid(step, zero, scale)
-                units, _ = chooser.choose_units(w_NK, grid, factor, 0)
+            grid = chooser.sweep(w_NK, known, self.candidates(scale, prepared), 0)
+            if factor is None:
+                step, _, scale = grid
+            else:
+                tried = [each.step for each in self.candidates(scale, prepared)]
+                units, step = chooser.choose_units(w_NK, grid, factor, 0, tried=tried)
+                scale = stored_of(self.candidates(scale, prepared), step)
                 w_Bg, step = place.grouped(units, self.group), torch.ones_like(step)
         packed = place.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
         return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}

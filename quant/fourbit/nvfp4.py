@@ -154,14 +154,13 @@ class Nvfp4(Fp4):
         from quant.fourbit.calibrate import Grid
 
         assert prepared is not None, "the scale of the matrix comes first"
-        first, most = LEAST_CODE, MOST_CODE
+        first, most, none = LEAST_CODE, MOST_CODE, torch.zeros(len(scale_B), device=scale_B.device)
         for moved in sorted(range(-DOWN, UP + 1), key=abs):
             code = (scale_B.view(torch.uint8).int() + moved).clamp(first, most).byte()
             zero = scale_B.float() == self.spelling.zero_scale
             code = torch.where(zero, scale_B.view(torch.uint8), code)
             scale = code.view(torch.float8_e4m3fn)
-            step = self._step(scale, prepared)
-            yield Grid(step, torch.zeros_like(step), scale)
+            yield Grid(self._step(scale, prepared), none, scale)
 
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the scales of groups over, or times, the global scale."""

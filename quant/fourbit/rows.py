@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,6 +27,7 @@ class Rows:
     zero   float32 [N, G]
     units  float32 [N, K], decoded weights over their steps
     bits   of whole numbers; 0: E2M1
+    tried  float32 [N, G] each, steps among which some are searched for again; none: they stay
     """
 
     w: Tensor
@@ -32,6 +35,7 @@ class Rows:
     zero: Tensor
     units: Tensor
     bits: int
+    tried: tuple[Tensor, ...] = ()
 
     @property
     def group(self) -> int:
@@ -49,15 +53,28 @@ class Rows:
         return self.bits > 0 and self.group <= BLOCK
 
     @property
+    def values(self) -> Tensor:
+        """What the units mean, [N, K]."""
+        return self.units * self.d.repeat_interleave(self.group, -1)
+
+    @property
     def left(self) -> Tensor:
         """What the units leave of the weights, [N, K]."""
-        return self.w - self.units * self.d.repeat_interleave(self.group, -1)
+        return self.w - self.values
+
+    def take(self, steps: Tensor) -> None:
+        """Take these steps [B], and the units nearest to what was meant."""
+        values, width = self.values, self.group
+        self.d.copy_(steps.view_as(self.d))
+        d, zero = (x.repeat_interleave(width, -1) for x in (self.d, self.zero))
+        self.units.copy_(nearest(values / d, zero, self.bits))
 
     def part(self, rows: slice) -> Rows:
         """Return some of the rows; of one matrix they are these very ones."""
         tensors = (self.w, self.d, self.zero, self.units)
         w, d, zero, units = (x[..., rows, :].contiguous() for x in tensors)
-        return Rows(w, d, zero, units, self.bits)
+        tried = tuple(step[..., rows, :] for step in self.tried)
+        return Rows(w, d, zero, units, self.bits, tried)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first column of each block, and memory for what its columns move, [N, b]."""
@@ -65,3 +82,13 @@ class Rows:
         for first in range(0, columns, BLOCK):
             shape = *self.w.shape[:-1], min(BLOCK, columns - first)
             yield first, self.w.new_empty(shape)
+
+
+def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:
+    """Return the units nearest to y, ties to the even code."""
+    if bits:
+        end = 1 << (bits - 1)
+        return (y + zero).clamp(-end, end - 1).round() - zero
+    size = y.abs().clamp(max=6)
+    gap = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return ((size / gap).round() * gap).copysign(y)

@@ -13,7 +13,7 @@ text gives scales alone, there are neither sums nor rows.
 On a GPU whole matrices are encoded, of experts as many together as take this much, whatever there
 is: the same matrices together, the same bytes.
 
-    matrices at once * (two copies of sums and factor + 40 bytes of each weight) <= BATCH_BYTES
+    matrices at once * (two copies of sums and factor + 48 bytes of each weight) <= BATCH_BYTES
 
 Its memory holds the layer whole, with its experts.
 """
@@ -45,12 +45,15 @@ BUSIEST = 4  # an expert's tokens, over the mean
 GROUP, LIKE_IT = 512, 6  # tokens of a mixer's group; tensors as wide as its widest projection
 TRIED = 256  # rows and columns on which the encoders are tried
 # Rows are encoded in ranges of this memory, whatever there is: the same ranges, the same bytes.
+# Candidates for steps take a third of it besides.
 CHUNK_BYTES = 64 << 20
+CANDIDATES = CHUNK_BYTES // 3
 BATCH_BYTES = 4 << 30
-# Of sums and factor, twice; of a weight: itself, its units, both in the factor's order, slopes.
-IN_A_BATCH, WEIGHT = 16, 40
-# Of a weight whose rows are encoded in one go: itself twice, its units, its parts.
-WHOLE = 24
+# Of sums and factor, twice; of a weight: itself, its units, both in the factor's order, slopes; or
+# itself, its units, slopes, what it should be, candidates for steps and what they leave.
+IN_A_BATCH, WEIGHT = 16, 48
+# Of a weight whose rows are encoded in one go: itself twice, its units, its parts, candidates.
+WHOLE = 28
 
 
 def matrices_at_once(rows: int, columns: int) -> int:
@@ -96,7 +99,7 @@ def _encoding_bytes(plan: Plan, workers: int) -> int:
     if not shapes:
         return 0
     squares = max(shape[-1] for shape in shapes) ** (2 if _method(plan) == GPTQ else 1)
-    rows = workers * min(CHUNK_BYTES, WEIGHT * max(map(prod, shapes)))
+    rows = workers * min(CHUNK_BYTES + CANDIDATES, WEIGHT * max(map(prod, shapes)))
     return squares * (2 * SUMS + FACTOR) + max(rows, _whole_bytes(plan))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quant.fourbit.batched import nearest
+from quant.fourbit.rows import nearest
 from runtime.kernels.gptq.units import as_bfloat16, column, launch, nearest_unit
 from runtime.kernels.launch import jit, tl, use_triton
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quant.fourbit.batched import nearest
+from quant.fourbit.rows import nearest
 from runtime.kernels.gptq.units import column, launch, nearest_unit
 from runtime.kernels.launch import jit, tl, use_triton
 

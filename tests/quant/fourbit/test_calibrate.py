@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant.errors import QuantError
-from quant.fourbit import calibrate, reference
+from quant.fourbit import calibrate, cpu, reference
 from quant.fourbit.hessian import Factor, factor
 from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
@@ -242,3 +242,22 @@ def test_only_four_and_eight_bits_are_calibrated():
     assert calibrated == {"nvfp4", "nvfp4a16", "mxfp4a16", "int4", "int8"}
     assert not BLOCKS.calibrated
     assert isinstance(factor(torch.eye(4)), Factor)
+
+
+@pytest.mark.parametrize("scheme", [NVFP4, MXFP4], ids=["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_are_searched_for_again_leave_less_error(scheme, seed):
+    w, h = weight(seed, 16, 256), hessian(seed, 256)
+    known, group = factor(h), scheme.group
+    low, high = cpu.extremes(w, group)
+    prepared = scheme.prepare(iter([w]))
+    scale, _ = scheme.scales(low.neg().maximum(high), prepared)
+    tried = list(scheme.candidates(scale, prepared))
+    grid = calibrate.sweep(w, calibrate.weights_of(known.diagonal), tried, 0)
+    damped, losses = h + known.added * torch.eye(256), []
+    for among in ((), [each.step for each in tried]):
+        units, d = calibrate.choose_units(w, grid, known, 0, tried=among)
+        losses.append(loss(w, units * d.view(16, -1).repeat_interleave(group, 1), damped))
+    assert losses[1] < losses[0]
+    stored = encoded(scheme, w, "gptq", h)[1]
+    assert loss(w, stored, damped) == pytest.approx(losses[1], rel=1e-4)
