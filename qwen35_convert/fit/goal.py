@@ -130,7 +130,7 @@ def fit_within(source: Checkpoint, sizes: Sizes, costs: Costs, goal: Goal, out: 
     beside = nearest = 0
     for _ in range(ATTEMPTS):
         choice: Choice = choose_within(sizes, costs, budget - beside)
-        if own is not None and own.cost < choice.cost:
+        if own is not None and own.cost < choice.cost and not beside:
             choice = own
         recipe = sizes.recipe_of(choice.forms)
         nearest = expect(source, recipe, out).nbytes
