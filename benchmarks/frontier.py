@@ -6,10 +6,13 @@
     python -m benchmarks.frontier --picture FILE
 
     fit        types chosen for each target of bits a weight, by one `qwen35 sensitivity`, for GGUF
-    fit-folder the same of compressed-tensors' schemes, where the embedding stays BF16
+    fit-folder the same of compressed-tensors' schemes
     mix        the bundled gguf-* recipes
     llama.cpp  llama_model_quantize of the libraries in a folder (see `outside`)
     --peers    lines of `frontier_peers`, whose artifacts are there
+
+Folders keep the embedding in BF16, which is much of a small model: --tools fit-folder is asked for
+with --targets of its own.
 
 Sensitivities, the importance matrix and all peers see the calibration text alone. Every artifact is
 opened by qwen35 and run over the other text beside the source, in float32, by one evaluator. Bytes
@@ -23,7 +26,7 @@ import argparse
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -38,9 +41,8 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
 TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
-FOLDER_TARGETS = (6.5, 7.5)
 MIXES = ("q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs")
-PACKAGES = ("torch", "gguf", "transformers")
+PACKAGES = ("torch", "gguf")
 Line = dict[str, Any]
 
 
@@ -62,13 +64,15 @@ class Made:
 
 @dataclass
 class Bench:
-    """A source, its texts, and a folder to work in."""
+    """A source, the text to be measured on, and a folder to work in.
+
+    question  of sensitivities: the text that calibrates, its chunks, the forms
+    """
 
     source: Path
-    calibration: Path
     text: Path
     work: Path
-    chunks: int
+    question: tuple[str, int, tuple[str, ...]]
 
     def imatrix(self) -> Path:
         """Return the importance matrix of the calibration text, made once."""
@@ -76,14 +80,14 @@ class Bench:
 
         out = self.work / f"{self.source.name}.imatrix.gguf"
         if not out.exists():
-            q.imatrix(self.source, out, text=str(self.calibration))
+            q.imatrix(self.source, out, text=self.question[0])
         return out
 
     def settings(self) -> list[str]:
         """Return what every GGUF file of ours is made with."""
         return ["mtp=drop", "vision=drop", f"quantize.imatrix={self.imatrix()}"]
 
-    def fits(self, recipe: str, ending: str, targets: tuple[float, ...]) -> Iterator[Made]:
+    def fits(self, recipe: str, ending: str, targets: Sequence[float]) -> Iterator[Made]:
         """Yield what fits each target, by one measurement of costs."""
         import qwen35_convert as q
 
@@ -91,9 +95,7 @@ class Bench:
         chosen = q.read_recipe(recipe, self.settings() if is_file else ["mtp=drop", "vision=drop"])
         costs = self.work / f"{self.source.name}-costs{ending}.json"
         if not costs.exists():
-            q.sensitivity(
-                self.source, costs, chosen, q.Question(str(self.calibration), self.chunks)
-            )
+            q.sensitivity(self.source, costs, chosen, q.Question(*self.question))
         for bits in targets:
             out = self.work / f"fit-{bits:g}{ending}"
             goal = q.Goal(bits=bits, table=costs)
@@ -166,9 +168,10 @@ def measured(bench: Bench, made: Made) -> Line:
         remove(made.path, Path(f"{made.path}.receipt.json"))
     return {
         "what": "frontier", "model": bench.source.name, "tool": made.tool, "name": made.name,
-        "bytes": nbytes, "bits": round(8 * nbytes / weights, 3), "kl": float(f"{report.kl_mean:.4g}"),
-        "kl_se": float(f"{report.kl_stderr or 0:.2g}"), "kl_p999": float(f"{report.kl_p999:.4g}"),
-        "top1": round(report.top1, 4), "tokens": report.tokens,
+        "bytes": nbytes, "bits": round(8 * nbytes / weights, 3),
+        "kl": float(f"{report.kl_mean:.4g}"), "kl_se": float(f"{report.kl_stderr or 0:.2g}"),
+        "kl_p999": float(f"{report.kl_p999:.4g}"), "top1": round(report.top1, 4),
+        "tokens": report.tokens,
         "versions": {name: metadata.version(name) for name in PACKAGES} | (made.versions or {}),
         "commit": commit(),
     }  # fmt: skip
@@ -177,9 +180,9 @@ def measured(bench: Bench, made: Made) -> Line:
 def every(bench: Bench, options: argparse.Namespace) -> Iterator[Made]:
     """Yield what is asked for."""
     if "fit" in options.tools:
-        yield from bench.fits("gguf-q8_0", ".gguf", TARGETS)
+        yield from bench.fits("gguf-q8_0", ".gguf", options.targets)
     if "fit-folder" in options.tools:
-        yield from bench.fits("fp8-block", "", FOLDER_TARGETS)
+        yield from bench.fits("fp8-block", "", options.targets)
     if "mix" in options.tools:
         yield from bench.mixes()
     if options.llama_lib:
@@ -195,8 +198,10 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--text", type=Path)
     parser.add_argument("--work", type=Path, help="keeps costs, imatrix and logits for later runs")
+    parser.add_argument("--targets", type=float, nargs="+", default=TARGETS, help="of fits")
+    parser.add_argument("--forms", nargs="*", default=(), help="of fits; none: the usual ones")
     parser.add_argument("--chunks", type=int, default=2, help="of 512 tokens, for sensitivities")
-    parser.add_argument("--tools", nargs="*", default=["fit", "fit-folder", "mix"])
+    parser.add_argument("--tools", nargs="*", default=["fit", "mix"])
     parser.add_argument("--llama-lib", type=Path, help="folder with libllama.so and libggml.so")
     parser.add_argument("--peers", type=Path, nargs="*", default=[])
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -208,7 +213,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder)
-        bench = Bench(options.source, options.calibration, options.text, work, options.chunks)
+        question = str(options.calibration), options.chunks, tuple(options.forms)
+        bench = Bench(options.source, options.text, work, question)
         for made in every(bench, options):
             line = measured(bench, made)
             print(json.dumps(line), flush=True)

@@ -6,9 +6,9 @@ PYTHON has the tool. The text calibrates. Every artifact becomes something that 
 folder OUT; a line for each, with its path and its bytes, is appended to OUT/peers.jsonl.
 
     auto-round  AutoScheme over llama.cpp's K-quants, no tuning, as it advises for GGUF: its file
-    mlx         dynamic_quant, its threshold found for the target; groups of 64; and convert's mixed
-                recipes. qwen35 does not read mlx's packing: mlx's own decoder writes a float folder,
-                and bytes are those of the packed weights
+    mlx         convert's mixed recipes, and dynamic_quant, its threshold found for the target;
+                groups of 64. qwen35 does not read mlx's packing: mlx's own decoder writes a float
+                folder, and bytes are those of the packed weights
 
 Targets are bits a weight as the tool counts them. What is set beside defaults: no GPU; a tokenizer
 that llama.cpp's converter does not know is called qwen35; sequences of 256 tokens, of 64 for mlx.

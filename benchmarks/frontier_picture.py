@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -19,14 +20,16 @@ TOOLS = {
 }  # fmt: skip
 PANEL = Frame(500.0, 420.0, left=62.0, top=66.0, right=14.0, bottom=52.0)
 LEGEND, RADIUS, LETTER = 34.0, 3.5, 7.2
-# Colours are those of the page; each tool's are set by the classes c1 to c8.
+# Not every reader of SVG knows variables, so the page's colours are put in by their names.
 RULES = """
-text { font: 12px system-ui, sans-serif; fill: var(--soft); }
-.name { fill: var(--ink); } .model { fill: var(--ink); font-weight: 600; font-size: 14px; }
-.grid { stroke: var(--grid); } .foot { stroke: var(--soft); } .ground { fill: var(--page); }
-.line { fill: none; stroke: var(--c); stroke-width: 1.2; } .fit { stroke-width: 2.6; }
-.mark { fill: var(--page); stroke: var(--c); stroke-width: 1.6; } .mark.fit { fill: var(--c); }
+text {{ font: 12px system-ui, sans-serif; fill: {soft}; }}
+.name {{ fill: {ink}; }} .model {{ fill: {ink}; font-weight: 600; font-size: 14px; }}
+.grid {{ stroke: {grid}; }} .foot {{ stroke: {soft}; }} .ground {{ fill: {page}; }}
+.line {{ fill: none; stroke-width: 1.2; }} .line.fit {{ stroke-width: 2.6; }}
+.mark {{ fill: {page}; stroke-width: 1.6; }}
 """
+SERIES = ".{name} {{ stroke: {colour}; }}\n"
+DARK = "@media (prefers-color-scheme: dark) {"
 
 
 def picture_of(lines: Sequence[Line]) -> str:
@@ -35,9 +38,8 @@ def picture_of(lines: Sequence[Line]) -> str:
     width, height = PANEL.width * len(models), PANEL.height + LEGEND
     svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", xmlns="http://www.w3.org/2000/svg")
     svg.set("width", f"{width:g}")
-    style = STYLE.read_text(encoding="utf-8").partition("* {")[0] + RULES + _colours()
     ground = element("rect", width=width, height=height, class_="ground")
-    add(svg, [element("style", style), ground, *_legend(lines)])
+    add(svg, [element("style", _style()), ground, *_legend(lines)])
     for i, model in enumerate(models):
         panel = _panel([one for one in lines if one["model"] == model], model)
         panel.set("x", f"{i * PANEL.width:g}")
@@ -48,8 +50,17 @@ def picture_of(lines: Sequence[Line]) -> str:
     return ElementTree.tostring(svg, encoding="unicode") + "\n"
 
 
-def _colours() -> str:
-    return "".join(f".{name} {{ --c: var(--{name}); }}\n" for _, name in TOOLS.values())
+def _style() -> str:
+    """Return the rules in the page's colours, then in those of its dark scheme."""
+    light, _, rest = STYLE.read_text(encoding="utf-8").partition(DARK)
+    return f"{_rules(light)}{DARK}{_rules(rest.partition('* {')[0])}}}\n"
+
+
+def _rules(page: str) -> str:
+    colours = dict(re.findall(r"--(\w+): (#\w+);", page))
+    series = (SERIES.format(name=c, colour=colours[c]) for _, c in TOOLS.values())
+    fit = f".mark.fit {{ fill: {colours[TOOLS['fit'][1]]}; }}\n"
+    return RULES.format(**colours) + "".join(series) + fit
 
 
 def _legend(lines: Sequence[Line]) -> Iterator[Node]:

@@ -49,7 +49,7 @@ def _tools(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _artifacts(lines: Sequence[Line]) -> Iterator[str]:
-    yield "| model | tool | artifact | MB | bits | mean KL | standard error | our fit's at its size |"
+    yield "| model | tool | artifact | MB | bits | mean KL | standard error | our fit's |"
     yield "|---|---|---|---|---|---|---|---|"
     for one in lines:
         fit = None if one["tool"] == FIT else fit_kl(lines, one["model"], one["bits"])
