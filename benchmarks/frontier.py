@@ -128,7 +128,7 @@ class Bench:
         between = self.work / f"{self.source.name}.bf16.gguf"
         if not between.exists():
             self.convert(q.read_recipe("gguf-bf16", ["mtp=drop", "vision=drop"]), between)
-        about = {"llama.cpp": libraries.resolve().parent.parent.name}
+        about = {"llama.cpp": next(libraries.glob("libllama.*so")).name}
         for mix in MIXES:
             command = partial(quantiser, libraries, between, mix=mix, threads=1,
                               imatrix=self.imatrix())  # fmt: skip
