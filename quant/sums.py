@@ -58,7 +58,7 @@ def add_up(w, q, sums, counts):
     for r in range(u64(w.shape[0])):
         num_zero, num_lost = 0, 0
         for c in range(u64(0), num_cols, LANES):
-            error, zero, lost = _add(w, q, r, c, min(u64(c + LANES), num_cols), lanes)
+            error, zero, lost = _add(w, q, r, c, min(c + LANES, num_cols), lanes)
             worst = max(worst, error)
             num_zero += zero
             num_lost += lost
@@ -75,16 +75,16 @@ def _add(w, q, r, start, stop, lanes):
     """Add a segment to the lanes; return the largest |w - q| in bits, zeros of q, weights lost."""
     worst, zero, lost = u32(0), i32(0), i32(0)
     for j in range(start, stop):
-        lane = u64(j - start)
+        lane = j - start
         x, y = w[r, j], q[r, j]
         gap = f32(x - y)
         worst = max(worst, u32(as_bits(gap) & u32(0x7FFFFFFF)))
         e, a, b = f64(gap), f64(x), f64(y)
         lanes[lane] += e * e
-        lanes[u64(lane + LANES)] += a * a
-        lanes[u64(lane + u64(2 * LANES))] += a * b
-        lanes[u64(lane + u64(3 * LANES))] += b * b
-        lanes[u64(lane + u64(4 * LANES))] += b - a
+        lanes[lane + LANES] += a * a
+        lanes[lane + 2 * LANES] += a * b
+        lanes[lane + 3 * LANES] += b * b
+        lanes[lane + 4 * LANES] += b - a
         nothing = i32(y == f32(0))
         zero = i32(zero + nothing)
         lost = i32(lost + i32(nothing & i32(x != f32(0))))

@@ -38,10 +38,10 @@ def decode_q2_k(data, out):
             pair = data[b, s]
             step, offset = f32(d * f32(pair & u8(15))), f32(e * f32(pair >> u8(4)))
             at, shift = _low_bits(u64(16), s)
-            first = u64(s * SIXTEEN)
+            first = s * SIXTEEN
             for j in range(SIXTEEN):
-                q = u8(u8(data[b, u64(at + j)] >> shift) & u8(3))
-                out[b, u64(first + j)] = f32(f32(step * f32(q)) - offset)
+                q = u8(u8(data[b, at + j] >> shift) & u8(3))
+                out[b, first + j] = f32(f32(step * f32(q)) - offset)
 
 
 @loop
@@ -50,16 +50,16 @@ def decode_q3_k(data, out):
     for b in range(u64(data.shape[0])):
         d = _load_half(data, b, u64(108))
         for s in range(SIXTEEN):
-            low = u8(data[b, u64(u64(96) + u64(s % u64(8)))] >> u8(u64(4) * u64(s // u64(8))))
-            high = u8(data[b, u64(u64(104) + u64(s % u64(4)))] >> u8(u64(2) * u64(s // u64(4))))
+            low = u8(data[b, u64(96) + s % u64(8)] >> u8(u64(4) * (s // u64(8))))
+            high = u8(data[b, u64(104) + s % u64(4)] >> u8(u64(2) * (s // u64(4))))
             level = i32(u8(low & u8(15)) | u8(u8(high & u8(3)) << u8(4)))
             step = f32(d * f32(i32(level - i32(32))))
             at, shift = _low_bits(THIRTY_TWO, s)
-            first, third, which = u64(s * SIXTEEN), u64(u64(s % u64(2)) * SIXTEEN), u8(s // u64(2))
+            first, third, which = s * SIXTEEN, (s % u64(2)) * SIXTEEN, u8(s // u64(2))
             for j in range(SIXTEEN):
-                q = i32(u8(u8(data[b, u64(at + j)] >> shift) & u8(3)))
-                bit = i32(u8(u8(data[b, u64(third + j)] >> which) & u8(1)))
-                out[b, u64(first + j)] = f32(step * f32(i32(i32(q + i32(bit << i32(2))) - i32(4))))
+                q = i32(u8(u8(data[b, at + j] >> shift) & u8(3)))
+                bit = i32(u8(u8(data[b, third + j] >> which) & u8(1)))
+                out[b, first + j] = f32(step * f32(i32(i32(q + i32(bit << i32(2))) - i32(4))))
 
 
 @loop
@@ -71,16 +71,16 @@ def decode_q4_k(data, out):
         for s in range(u64(8)):
             level, minimum = _load_six_bits(data, b, s)
             step, offset = f32(d * f32(level)), f32(e * f32(minimum))
-            first, shift = u64(s * THIRTY_TWO), u8(u64(4) * u64(s % u64(2)))
-            at = u64(u64(16) + u64(u64(s // u64(2)) * THIRTY_TWO))
+            first, shift = s * THIRTY_TWO, u8(u64(4) * (s % u64(2)))
+            at = u64(16) + (s // u64(2)) * THIRTY_TWO
             for j in range(THIRTY_TWO):
                 if five:
-                    q = u8(u8(data[b, u64(u64(at + THIRTY_TWO) + j)] >> shift) & u8(15))
-                    fifth = u8(u8(data[b, u64(SIXTEEN + j)] >> u8(s)) & u8(1))
+                    q = u8(u8(data[b, at + THIRTY_TWO + j] >> shift) & u8(15))
+                    fifth = u8(u8(data[b, SIXTEEN + j] >> u8(s)) & u8(1))
                     q = u8(q | u8(fifth << u8(4)))
                 else:
-                    q = u8(u8(data[b, u64(at + j)] >> shift) & u8(15))
-                out[b, u64(first + j)] = f32(f32(step * f32(q)) - offset)
+                    q = u8(u8(data[b, at + j] >> shift) & u8(15))
+                out[b, first + j] = f32(f32(step * f32(q)) - offset)
 
 
 @loop
@@ -89,40 +89,40 @@ def decode_q6_k(data, out):
     for b in range(u64(data.shape[0])):
         d = _load_half(data, b, u64(208))
         for s in range(SIXTEEN):
-            step = f32(d * f32(i8(data[b, u64(u64(192) + s)])))
-            half, part = u64(s // u64(8)), u64(u64(s % u64(8)) // u64(2))
-            column = u64(u64(s % u64(2)) * SIXTEEN)
-            low = u64(u64(half * u64(64)) + u64(u64(part % u64(2)) * THIRTY_TWO) + column)
-            high = u64(u64(128) + u64(half * THIRTY_TWO) + column)
-            first, four, two = u64(s * SIXTEEN), u8(u64(4) * u64(part // u64(2))), u8(u64(2) * part)
+            step = f32(d * f32(i8(data[b, u64(192) + s])))
+            half, part = s // u64(8), (s % u64(8)) // u64(2)
+            column = (s % u64(2)) * SIXTEEN
+            low = half * u64(64) + (part % u64(2)) * THIRTY_TWO + column
+            high = u64(128) + half * THIRTY_TWO + column
+            first, four, two = s * SIXTEEN, u8(u64(4) * (part // u64(2))), u8(u64(2) * part)
             for j in range(SIXTEEN):
-                q = u8(u8(data[b, u64(low + j)] >> four) & u8(15))
-                top = u8(u8(data[b, u64(high + j)] >> two) & u8(3))
+                q = u8(u8(data[b, low + j] >> four) & u8(15))
+                top = u8(u8(data[b, high + j] >> two) & u8(3))
                 code = i32(i32(u8(q | u8(top << u8(4)))) - i32(32))
-                out[b, u64(first + j)] = f32(step * f32(code))
+                out[b, first + j] = f32(step * f32(code))
 
 
 @inline
 def _load_half(data, b, at):
     """Return the float16 at this place as float32."""
-    return from_half(u16(u16(data[b, at]) | u16(u16(data[b, u64(at + u64(1))]) << u16(8))))
+    return from_half(u16(u16(data[b, at]) | u16(u16(data[b, at + u64(1)]) << u16(8))))
 
 
 @inline
 def _low_bits(at, s):
     """Return the first byte that has low bits of a block of 16, and their place in it."""
-    half, part = u64(s // u64(8)), u64(u64(s % u64(8)) // u64(2))
-    column = u64(u64(s % u64(2)) * SIXTEEN)
-    return u64(u64(at + u64(half * THIRTY_TWO)) + column), u8(u64(2) * part)
+    half, part = s // u64(8), (s % u64(8)) // u64(2)
+    column = (s % u64(2)) * SIXTEEN
+    return at + half * THIRTY_TWO + column, u8(u64(2) * part)
 
 
 @inline
 def _load_six_bits(data, b, s):
     """Return l and m of a block of Q4_K or Q5_K."""
     if s < u64(4):
-        return u8(data[b, u64(s + u64(4))] & u8(63)), u8(data[b, u64(s + u64(8))] & u8(63))
-    low = data[b, u64(s + u64(8))]
+        return u8(data[b, s + u64(4)] & u8(63)), u8(data[b, s + u64(8)] & u8(63))
+    low = data[b, s + u64(8)]
     return (
         u8(u8(low & u8(15)) | u8(u8(data[b, s] >> u8(6)) << u8(4))),
-        u8(u8(low >> u8(4)) | u8(u8(data[b, u64(s + u64(4))] >> u8(6)) << u8(4))),
+        u8(u8(low >> u8(4)) | u8(u8(data[b, s + u64(4)] >> u8(6)) << u8(4))),
     )

@@ -25,7 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import lower_builtin, models, register_model, type_callable
 
-from quant.numba_ops import inline, intrinsic
+from quant.numba_ops import intrinsic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +134,11 @@ def _call(builder: Any, name: str, x: Any) -> Any:
     kind = ir.FunctionType(x.type, [x.type])
     name = f"llvm.{name}.v{LANES}f32"
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [x])
+
+
+def _constant(kind: Lanes, number: float) -> Any:
+    """Return a vector of one number that is known here."""
+    return ir.Constant(kind.vector, [number] * LANES)
 
 
 def _place(context: Any, builder: Any, signature: Any, arguments: Any, kind: Any) -> Any:
@@ -285,15 +290,25 @@ def floats(_context, x):
     return FLOATS(x), generate
 
 
-@inline
-def nearest(x):
+@intrinsic
+def nearest(_context, x):
     """Return the nearest int32, ties to even; beyond 2^22 what ggml's bit trick makes of it."""
-    magic, ones = splat(f32(12582912)), splat(i32(0x7FFFFF))
-    return (bits(x + magic) & ones) - splat(i32(0x400000))
+
+    def generate(_context, builder, _signature, arguments):
+        shifted = builder.fadd(arguments[0], _constant(FLOATS, 12582912.0))
+        low = builder.and_(builder.bitcast(shifted, INTS.vector), _constant(INTS, 0x7FFFFF))
+        return builder.sub(low, _constant(INTS, 0x400000))
+
+    return INTS(x), generate
 
 
-@inline
-def clamp(x, least, most):
+@intrinsic
+def clamp(_context, x, least, most):
     """Return x between two bounds, the lower one for NaN."""
-    x = choose(x > least, x, least)
-    return choose(x < most, x, most)
+
+    def generate(_context, builder, _signature, arguments):
+        x, least, most = arguments
+        x = builder.select(builder.fcmp_ordered(">", x, least), x, least)
+        return builder.select(builder.fcmp_ordered("<", x, most), x, most)
+
+    return x(x, least, most), generate

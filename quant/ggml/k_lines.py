@@ -59,7 +59,7 @@ def fit(w, importance, first, columns, most, slopes, fits):
     slopes  float32 [3]: the first slope is (slopes[0] + most) / (max - min), each further one
             has slopes[1] more; their number
     """
-    flat, num_blocks, size = w.reshape(-1), u64(fits.shape[1]), u64(columns * W)
+    flat, num_blocks, size = w.reshape(-1), u64(fits.shape[1]), columns * W
     weighted = importance.shape[0] > 0
     spread = np.empty(w.shape[0], f32)
     x, v, q = np.empty(32 * W, f32), np.empty(32 * W, f32), np.empty(32 * W, f32)
@@ -67,7 +67,7 @@ def fit(w, importance, first, columns, most, slopes, fits):
         _spread(flat, f32(1) if columns == u64(16) else f32(2), spread)
     for block in range(u64(0), num_blocks, W):
         for j in range(columns):
-            store(x, u64(j * W), gather(flat, u64(u64(block * columns) + j), columns))
+            store(x, j * W, gather(flat, block * columns + j, columns))
         if weighted:
             _weigh(importance, spread, first, block, columns, x, v)
         elif columns == u64(32):
@@ -84,7 +84,7 @@ def _spread(flat, factor, spread):
     for b in range(u64(0), u64(spread.shape[0]), W):
         total = splat(f32(0))
         for j in range(u64(256)):
-            x = gather(flat, u64(u64(b * u64(256)) + j), u64(256))
+            x = gather(flat, b * u64(256) + j, u64(256))
             total = total + x * x
         store(spread, b, splat(factor) * total / splat(f32(256)))
 
@@ -93,15 +93,15 @@ def _spread(flat, factor, spread):
 def _weigh(importance, spread, first, block, columns, x, v):
     """Fill in g sqrt(c mean(w^2) + w^2)."""
     flat, mean = importance.reshape(-1), np.empty(W, f32)
-    per_super = u64(u64(256) // columns)
+    per_super = u64(256) // columns
     for i in range(W):
-        b = u64(block + i)
+        b = block + i
         mean[i] = spread[b // per_super]
-        at = u64(u64(u64(u64(first * per_super) + b) * columns) % u64(flat.size))
+        at = ((first * per_super + b) * columns) % u64(flat.size)
         for j in range(columns):
-            v[u64(u64(j * W) + i)] = flat[u64(at + j)]
+            v[j * W + i] = flat[at + j]
     sigma = load(mean, u64(0))
-    for j in range(u64(0), u64(columns * W), W):
+    for j in range(u64(0), columns * W, W):
         a = load(x, j)
         store(v, j, load(v, j) * root(sigma + a * a))
 
@@ -110,10 +110,10 @@ def _weigh(importance, spread, first, block, columns, x, v):
 def _weigh_by_rms(x, v):
     """Fill in the root of the mean square of a block's 32 columns, plus |w|."""
     total = splat(f32(0))
-    for j in range(u64(0), u64(u64(32) * W), W):
+    for j in range(u64(0), u64(32) * W, W):
         total = total + load(x, j) * load(x, j)
     rms = root(total / splat(f32(32)))
-    for j in range(u64(0), u64(u64(32) * W), W):
+    for j in range(u64(0), u64(32) * W, W):
         store(v, j, rms + abs(load(x, j)))
 
 
@@ -129,20 +129,22 @@ def _search(x, v, q, size, most, slopes, weighted, block, fits):
         sum_v, sum_vx = sum_v + b, sum_vx + b * a
     low = choose(least > zero, zero, least)
     flat = high <= low
-    slope = n / (high - low)
-    scale = splat(f32(1)) / slope
-    _codes(x, q, size, slope, low, least, high, flat, n, guarded=False)
-    absolute = size < u64(u64(32) * W) and not weighted
-    best = _error(x, v, q, size, scale, low, absolute)
-    # No code but 0 follows from an infinite slope.
-    code_slope = choose(flat | (abs(slope) == splat(INFINITE)), zero, slope)
-    code_start, minimum = low, low
-    for t in range(i32(slopes[2])):
-        slope = splat(f32(f32(slopes[0] + f32(slopes[1] * f32(t))) + most)) / (high - minimum)
-        _codes(x, q, size, slope, minimum, least, high, flat, n, weighted)
-        new_scale, new_minimum, solved = _line(x, v, q, size, sum_v, sum_vx)
+    absolute = size < u64(32) * W and not weighted
+    one, scale, minimum, best = splat(f32(1)), zero, low, zero
+    code_slope, code_start = zero, low
+    for t in range(-1, i32(slopes[2])):  # -1: the plain line, from which the search starts
+        step = f32(0) if t < 0 else f32(slopes[0] + f32(slopes[1] * f32(t)))
+        slope = splat(f32(step + most)) / (high - minimum)
+        _codes(x, q, size, slope, minimum, least, high, flat, n, weighted and t >= 0)
+        if t < 0:
+            new_scale, new_minimum, better = one / slope, low, zero < one
+        else:
+            new_scale, new_minimum, better = _line(x, v, q, size, sum_v, sum_vx)
         error = _error(x, v, q, size, new_scale, new_minimum, absolute)
-        better = solved & (error < best)
+        if t < 0:  # no code but 0 follows from an infinite slope
+            slope = choose(flat | (abs(slope) == splat(INFINITE)), zero, slope)
+        else:
+            better = better & (error < best)
         code_slope = choose(better, slope, code_slope)
         code_start = choose(better, minimum, code_start)
         best = choose(better, error, best)
@@ -151,10 +153,10 @@ def _search(x, v, q, size, most, slopes, weighted, block, fits):
     num_blocks = u64(fits.shape[1])
     out = fits.reshape(-1)
     store(out, block, choose(flat, zero, scale))
-    store(out, u64(block + num_blocks), zero - choose(flat, low, minimum))
-    store(out, u64(block + u64(2) * num_blocks), choose(flat, zero, code_slope))
-    store(out, u64(block + u64(3) * num_blocks), choose(flat, zero, code_start))
-    store(out, u64(block + u64(4) * num_blocks), sum_v)
+    store(out, block + num_blocks, zero - choose(flat, low, minimum))
+    store(out, block + u64(2) * num_blocks, choose(flat, zero, code_slope))
+    store(out, block + u64(3) * num_blocks, choose(flat, zero, code_start))
+    store(out, block + u64(4) * num_blocks, sum_v)
 
 
 @inline
@@ -215,14 +217,14 @@ def levels(values, most, out, unit):
     wraps. Levels beyond `most` are left to `k_store`.
     """
     num_super = u64(unit.size)
-    n = u64(u64(values.size) // num_super)
+    n = u64(values.size) // num_super
     for b in range(num_super):
         top = f32(0)
-        for k in range(u64(b * n), u64(u64(b + u64(1)) * n)):
+        for k in range(b * n, (b + u64(1)) * n):
             top = max(top, values[k])
         inverse = f32(most / top) if top > f32(0) else f32(0)
         unit[b] = f32(top / most)
-        for k in range(u64(b * n), u64(u64(b + u64(1)) * n)):
+        for k in range(b * n, (b + u64(1)) * n):
             rounded = as_bits(f32(f32(inverse * values[k]) + f32(12582912)))
             out[k] = i32(rounded & u32(0xFF))
 
@@ -231,16 +233,16 @@ def levels(values, most, out, unit):
 def weighted_levels(values, sums, most, out, unit):
     """Fill in levels [B n] int32 of values [B n] weighed by sums [B n], and their unit [B]."""
     num_super = u64(unit.size)
-    n = u64(u64(values.size) // num_super)
+    n = u64(values.size) // num_super
     x, v, q = np.empty(32 * W, f32), np.empty(32 * W, f32), np.empty(32 * W, f32)
     for b in range(u64(0), num_super, W):
         for k in range(n):
-            store(x, u64(k * W), gather(values, u64(u64(b * n) + k), n))
-            store(v, u64(k * W), gather(sums, u64(u64(b * n) + k), n))
-        store(unit, b, _search_levels(x, v, q, u64(n * W), splat(most)))
+            store(x, k * W, gather(values, b * n + k, n))
+            store(v, k * W, gather(sums, b * n + k, n))
+        store(unit, b, _search_levels(x, v, q, n * W, splat(most)))
         for k in range(n):
             for i in range(W):
-                out[u64(u64(u64(b + i) * n) + k)] = i32(q[u64(u64(k * W) + i)])
+                out[(b + i) * n + k] = i32(q[k * W + i])
 
 
 @inline

@@ -76,15 +76,15 @@ def fit(w, importance, first, most, fits):
             store(vx, j, load(v, j) * load(x, j))
         scale, slope = _search(x, v, vx, most)
         store(out, block, scale)
-        store(out, u64(block + num_blocks), slope)
-        store(out, u64(block + u64(2) * num_blocks), total)
+        store(out, block + num_blocks, slope)
+        store(out, block + u64(2) * num_blocks, total)
 
 
 @inline
 def _turn(flat, block, x):
     """Lay LANES blocks side by side."""
     for j in range(COLUMNS):
-        store(x, u64(j * W), gather(flat, u64(u64(block * COLUMNS) + j), COLUMNS))
+        store(x, j * W, gather(flat, block * COLUMNS + j, COLUMNS))
 
 
 @inline
@@ -93,7 +93,7 @@ def _spread(flat, spread):
     for b in range(u64(0), u64(spread.shape[0]), W):
         total = splat(f32(0))
         for j in range(u64(256)):
-            x = gather(flat, u64(u64(b * u64(256)) + j), u64(256))
+            x = gather(flat, b * u64(256) + j, u64(256))
             total = total + x * x
         store(spread, b, splat(f32(2)) * total / splat(f32(256)))
 
@@ -103,11 +103,11 @@ def _weigh(importance, spread, first, block, by_spread, x, v):
     """Fill in g, times sqrt(2 mean(w^2) + w^2) if `by_spread`."""
     flat, mean = importance.reshape(-1), np.empty(W, f32)
     for i in range(W):
-        b = u64(block + i)
+        b = block + i
         mean[i] = spread[b // COLUMNS]
-        at = u64(u64(u64(u64(first * COLUMNS) + b) * COLUMNS) % u64(flat.size))
+        at = ((first * COLUMNS + b) * COLUMNS) % u64(flat.size)
         for j in range(COLUMNS):
-            v[u64(u64(j * W) + i)] = flat[u64(at + j)]
+            v[j * W + i] = flat[at + j]
     if by_spread:
         sigma = load(mean, u64(0))
         for j in range(u64(0), SIZE, W):
@@ -130,15 +130,15 @@ def _search(x, v, vx, most):
     """Return the scale of LANES blocks and the slope of its codes, zeros for a block of zeros."""
     zero = splat(f32(0))
     top, peak = _peak(x)
-    slope = splat(f32(-most)) / peak
-    dot, square = _sums(x, v, vx, slope, most)
-    scale = choose(square != zero, dot / square, zero)
-    best = scale * dot
-    for t in range(-9, 10):
+    slope, scale, best = splat(f32(-most)) / peak, zero, zero
+    for t in range(-10, 10):  # -10: the plain scale, which comes first and is not tried again
         if t != 0:
-            new = splat(f32(-f32(most + f32(f32(0.1) * f32(t))))) / peak
+            step = f32(0) if t == -10 else f32(f32(0.1) * f32(t))
+            new = splat(f32(-f32(most + step))) / peak
             dot, square = _sums(x, v, vx, new, most)
-            better = (square > zero) & (dot * dot > best * square)
+            better = square != zero
+            if t > -10:
+                better = (square > zero) & (dot * dot > best * square)
             scale, slope = choose(better, dot / square, scale), choose(better, new, slope)
             best = choose(better, scale * dot, best)
     some = splat(SMALLEST) <= top
@@ -182,7 +182,7 @@ def fit_by_moves(w, fits, kept):
             store(q, j, choose(some, load(q, j) - low, zero))
         for i in range(W):
             for j in range(COLUMNS):
-                codes[u64(u64(u64(block + i) * COLUMNS) + j)] = q[u64(u64(j * W) + i)]
+                codes[(block + i) * COLUMNS + j] = q[j * W + i]
 
 
 @inline
@@ -212,14 +212,14 @@ def levels(scales, most, out, unit):
     """Fill in levels [16 B] int32, -most..most - 1, of scales [16 B], and their unit [B]."""
     for b in range(u64(unit.size)):
         top, peak = f32(0), f32(0)
-        for k in range(u64(b * COLUMNS), u64(u64(b + u64(1)) * COLUMNS)):
+        for k in range(b * COLUMNS, (b + u64(1)) * COLUMNS):
             above = abs(scales[k]) > top
             top, peak = (abs(scales[k]), scales[k]) if above else (top, peak)
         inverse = f32(f32(-most) / peak)
         some = top >= SMALLEST if most > f32(32) else top > f32(0)
         unit[b] = f32(f32(1) / inverse) if some else f32(0)
         empty = i32(0) if most > f32(32) else i32(-32)
-        for k in range(u64(b * COLUMNS), u64(u64(b + u64(1)) * COLUMNS)):
+        for k in range(b * COLUMNS, (b + u64(1)) * COLUMNS):
             rounded = as_bits(f32(f32(inverse * scales[k]) + f32(12582912)))
             level = i32(i32(rounded & u32(0x7FFFFF)) - i32(0x400000))
             # ggml has put Q3_K's into a byte by now.
@@ -235,8 +235,8 @@ def weighted_levels(scales, sums, out, unit):
     low, high = splat(f32(-32)), splat(f32(31))
     for b in range(u64(0), u64(unit.size), W):
         for j in range(COLUMNS):
-            store(x, u64(j * W), gather(scales, u64(u64(b * COLUMNS) + j), COLUMNS))
-            store(v, u64(j * W), gather(sums, u64(u64(b * COLUMNS) + j), COLUMNS))
+            store(x, j * W, gather(scales, b * COLUMNS + j, COLUMNS))
+            store(v, j * W, gather(sums, b * COLUMNS + j, COLUMNS))
         for j in range(u64(0), SIZE, W):
             store(vx, j, load(v, j) * load(x, j))
         top, _ = _peak(x)
@@ -248,4 +248,4 @@ def weighted_levels(scales, sums, out, unit):
             store(vx, j, choose(some, q, low))
         for i in range(W):
             for j in range(COLUMNS):
-                out[u64(u64(u64(b + i) * COLUMNS) + j)] = i32(vx[u64(u64(j * W) + i)])
+                out[(b + i) * COLUMNS + j] = i32(vx[j * W + i])

@@ -38,12 +38,12 @@ def store_q2_k(w, fits, guarded, scales, minima, d, e, out):
     for b in range(u64(out.shape[0])):
         dd, ee = _store_half(out, b, u64(80), d[b]), _store_half(out, b, u64(82), e[b])
         for s in range(u64(16)):
-            k = u64(u64(b * u64(16)) + s)
+            k = b * u64(16) + s
             pair = u8(i32(scales[k] | i32(minima[k] << i32(4))) & i32(255))
             out[b, s] = pair
             step, offset = f32(dd * f32(pair & u8(15))), f32(ee * f32(pair >> u8(4)))
             _line_codes(w, b, s, u64(16), fits, k, step, offset, f32(3), guarded, codes)
-        _store_low_bits(codes, flat, u64(u64(b * u64(84)) + u64(16)))
+        _store_low_bits(codes, flat, b * u64(84) + u64(16))
 
 
 @loop
@@ -58,18 +58,18 @@ def store_q4_k(w, fits, guarded, scales, minima, d, e, out):
     for b in range(u64(out.shape[0])):
         dd, ee = _store_half(out, b, u64(0), d[b]), _store_half(out, b, u64(2), e[b])
         for s in range(u64(8)):
-            k = u64(u64(b * u64(8)) + s)
+            k = b * u64(8) + s
             words[0, s], words[1, s] = u8(min(scales[k], largest)), u8(min(minima[k], largest))
         _store_six_bits(words, out, b)
         for s in range(u64(8)):
-            k = u64(u64(b * u64(8)) + s)
+            k = b * u64(8) + s
             level, minimum = _load_six_bits(out, b, s)
             step, offset = f32(dd * f32(level)), f32(ee * f32(minimum))
             _line_codes(w, b, s, u64(32), fits, k, step, offset, most, guarded, codes)
-        at = u64(u64(b * size) + u64(16))
+        at = b * size + u64(16)
         if five:
             _store_fifth_bits(codes, flat, at)
-        _store_pairs(codes, flat, u64(at + u64(32)) if five else at)
+        _store_pairs(codes, flat, at + u64(32) if five else at)
 
 
 @loop
@@ -80,26 +80,26 @@ def store_q3_k(w, fits, kept, scales, d, out):
         dd = _store_half(out, b, u64(108), d[b])
         out[b, 96:108] = 0
         for s in range(u64(16)):
-            k = u64(u64(b * u64(16)) + s)
+            k = b * u64(16) + s
             level = u8(scales[k] + i32(32))
-            low = u8(u8(level & u8(15)) << u8(u64(4) * u64(s // u64(8))))
-            high = u8(u8(level >> u8(4)) << u8(u64(2) * u64(s // u64(4))))
-            out[b, u64(u64(96) + u64(s % u64(8)))] |= low
-            out[b, u64(u64(104) + u64(s % u64(4)))] |= high
+            low = u8(u8(level & u8(15)) << u8(u64(4) * (s // u64(8))))
+            high = u8(u8(level >> u8(4)) << u8(u64(2) * (s // u64(4))))
+            out[b, u64(96) + s % u64(8)] |= low
+            out[b, u64(104) + s % u64(4)] |= high
             step = f32(dd * f32(scales[k]))
             if step == f32(0) and kept.shape[0] > 0:
-                for j in range(u64(s * u64(16)), u64(u64(s + u64(1)) * u64(16))):
+                for j in range(s * u64(16), (s + u64(1)) * u64(16)):
                     codes[j] = i32(kept[b, j])
             else:
                 _step_codes(w, b, s, fits, k, step, f32(4), codes)
-        at = u64(b * u64(110))
+        at = b * u64(110)
         for j in range(u64(0), QUARTER, W):
             third = splat(i32(0))
             for s in range(u64(8)):
-                code = load(codes, u64(u64(s * QUARTER) + j))
+                code = load(codes, s * QUARTER + j)
                 third = third | ((code >> splat(i32(2))) & splat(i32(1))) << splat(i32(s))
-            store(flat, u64(at + j), third)
-        _store_low_bits(codes, flat, u64(at + QUARTER))
+            store(flat, at + j, third)
+        _store_low_bits(codes, flat, at + QUARTER)
 
 
 @loop
@@ -109,31 +109,31 @@ def store_q6_k(w, fits, scales, d, out):
     for b in range(u64(out.shape[0])):
         dd, blank = _store_half(out, b, u64(208), d[b]), True
         for s in range(u64(16)):
-            k = u64(u64(b * u64(16)) + s)
-            out[b, u64(u64(192) + s)] = u8(scales[k] & i32(255))
+            k = b * u64(16) + s
+            out[b, u64(192) + s] = u8(scales[k] & i32(255))
             blank = blank and scales[k] == i32(0)
             _step_codes(w, b, s, fits, k, f32(dd * f32(scales[k])), f32(32), codes)
         if blank:
             codes[:] = 0
-        _store_six_bit_codes(codes, flat, u64(b * u64(210)))
+        _store_six_bit_codes(codes, flat, b * u64(210))
 
 
 @inline
 def _store_half(out, b, at, x):
     """Write a float32 as float16; return what was written."""
     bits = _to_half(x)
-    out[b, at], out[b, u64(at + u64(1))] = u8(bits & u16(0xFF)), u8(bits >> u16(8))
+    out[b, at], out[b, at + u64(1)] = u8(bits & u16(0xFF)), u8(bits >> u16(8))
     return from_half(bits)
 
 
 @inline
 def _line_codes(w, b, s, columns, fits, k, step, offset, most, guarded, codes):
     """Fill in the codes of a block of 16 or 32 columns, number k of `fits`."""
-    flat, first = w.reshape(-1), u64(s * columns)
+    flat, first = w.reshape(-1), s * columns
     low, high = splat(f32(0)), splat(most)
     slope, start = splat(fits[2, k]), splat(fits[3, k])
-    for j in range(first, u64(first + columns), W):
-        x = load(flat, u64(u64(b * SUPER) + j))
+    for j in range(first, first + columns, W):
+        x = load(flat, b * SUPER + j)
         if step != f32(0):
             q = clamp(floats(nearest((x + splat(offset)) / splat(step))), low, high)
         elif guarded:
@@ -148,8 +148,8 @@ def _step_codes(w, b, s, fits, k, step, most, codes):
     """Fill in the codes of a block of 16 columns, plus `most`; 0 where the search had no slope."""
     flat = w.reshape(-1)
     low, high, shift = splat(f32(-most)), splat(f32(most - f32(1))), splat(i32(most))
-    for j in range(u64(s * u64(16)), u64(u64(s + u64(1)) * u64(16)), W):
-        x = load(flat, u64(u64(b * SUPER) + j))
+    for j in range(s * u64(16), (s + u64(1)) * u64(16), W):
+        x = load(flat, b * SUPER + j)
         if step != f32(0):
             q = clamp(floats(nearest(x / splat(step))), low, high)
         elif fits[1, k] != f32(0):
@@ -163,21 +163,21 @@ def _step_codes(w, b, s, fits, k, step, most, codes):
 def _store_six_bits(words, out, b):
     """Write l and m of eight blocks into 12 bytes."""
     for s in range(u64(4)):
-        level, minimum = words[0, u64(s + u64(4))], words[1, u64(s + u64(4))]
-        out[b, u64(u64(4) + s)] = u8(words[0, s] | u8(u8(level >> u8(4)) << u8(6)))
-        out[b, u64(u64(8) + s)] = u8(words[1, s] | u8(u8(minimum >> u8(4)) << u8(6)))
-        out[b, u64(u64(12) + s)] = u8(u8(level & u8(15)) | u8(u8(minimum & u8(15)) << u8(4)))
+        level, minimum = words[0, s + u64(4)], words[1, s + u64(4)]
+        out[b, u64(4) + s] = u8(words[0, s] | u8(u8(level >> u8(4)) << u8(6)))
+        out[b, u64(8) + s] = u8(words[1, s] | u8(u8(minimum >> u8(4)) << u8(6)))
+        out[b, u64(12) + s] = u8(u8(level & u8(15)) | u8(u8(minimum & u8(15)) << u8(4)))
 
 
 @inline
 def _load_six_bits(data, b, s):
     """Return l and m of a block."""
     if s < u64(4):
-        return u8(data[b, u64(s + u64(4))] & u8(63)), u8(data[b, u64(s + u64(8))] & u8(63))
-    low = data[b, u64(s + u64(8))]
+        return u8(data[b, s + u64(4)] & u8(63)), u8(data[b, s + u64(8)] & u8(63))
+    low = data[b, s + u64(8)]
     return (
         u8(u8(low & u8(15)) | u8(u8(data[b, s] >> u8(6)) << u8(4))),
-        u8(u8(low >> u8(4)) | u8(u8(data[b, u64(s + u64(4))] >> u8(6)) << u8(4))),
+        u8(u8(low >> u8(4)) | u8(u8(data[b, s + u64(4)] >> u8(6)) << u8(4))),
     )
 
 
@@ -189,9 +189,9 @@ def _store_low_bits(codes, flat, at):
         for j in range(u64(0), QUARTER, W):
             byte = splat(i32(0))
             for s in range(u64(4)):
-                code = load(codes, u64(u64(u64(half * HALF) + u64(s * QUARTER)) + j))
+                code = load(codes, half * HALF + s * QUARTER + j)
                 byte = byte | (code & ones) << splat(i32(u64(2) * s))
-            store(flat, u64(u64(at + u64(half * QUARTER)) + j), byte)
+            store(flat, at + half * QUARTER + j, byte)
 
 
 @inline
@@ -200,9 +200,9 @@ def _store_pairs(codes, flat, at):
     ones, four = splat(i32(15)), splat(i32(4))
     for pair in range(u64(4)):
         for j in range(u64(0), QUARTER, W):
-            k = u64(u64(pair * u64(64)) + j)
-            low, high = load(codes, k) & ones, load(codes, u64(k + QUARTER)) & ones
-            store(flat, u64(u64(at + u64(pair * QUARTER)) + j), low | high << four)
+            k = pair * u64(64) + j
+            low, high = load(codes, k) & ones, load(codes, k + QUARTER) & ones
+            store(flat, at + pair * QUARTER + j, low | high << four)
 
 
 @inline
@@ -212,9 +212,9 @@ def _store_fifth_bits(codes, flat, at):
     for j in range(u64(0), QUARTER, W):
         byte = splat(i32(0))
         for s in range(u64(8)):
-            code = load(codes, u64(u64(s * QUARTER) + j))
+            code = load(codes, s * QUARTER + j)
             byte = byte | (code >> four & one) << splat(i32(s))
-        store(flat, u64(at + j), byte)
+        store(flat, at + j, byte)
 
 
 @inline
@@ -223,11 +223,11 @@ def _store_six_bit_codes(codes, flat, at):
     ones, four = splat(i32(15)), splat(i32(4))
     for half in range(u64(2)):
         for j in range(u64(0), QUARTER, W):
-            k, to = u64(u64(half * HALF) + j), u64(u64(at + u64(half * u64(64))) + j)
-            a, b = load(codes, k), load(codes, u64(k + u64(32)))
-            c, e = load(codes, u64(k + u64(64))), load(codes, u64(k + u64(96)))
+            k, to = half * HALF + j, at + half * u64(64) + j
+            a, b = load(codes, k), load(codes, k + u64(32))
+            c, e = load(codes, k + u64(64)), load(codes, k + u64(96))
             store(flat, to, a & ones | (c & ones) << four)
-            store(flat, u64(to + QUARTER), b & ones | (e & ones) << four)
+            store(flat, to + QUARTER, b & ones | (e & ones) << four)
             two, six = splat(i32(2)), splat(i32(6))
             high = a >> four | (b >> four) << two | (c >> four) << four | (e >> four) << six
-            store(flat, u64(u64(u64(at + HALF) + u64(half * QUARTER)) + j), high)
+            store(flat, at + HALF + half * QUARTER + j, high)
