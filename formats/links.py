@@ -35,8 +35,11 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
 
 def check_leads(path: Path) -> None:
     """Refuse a link to nothing. FormatError names the repository, where the hub's cache has it."""
-    if not path.is_symlink() or path.exists():
-        return
+    try:
+        if not path.is_symlink() or path.exists():
+            return
+    except OSError as error:
+        raise FormatError(f"{path.name:.80}", f"cannot be a file: {error.strerror}") from None
     hub = repository_of(path.parent)
     again = f"fetch it again: hf download {hub[0]} {path.name} --revision {hub[1]}" if hub else ""
     raise FormatError(
@@ -45,6 +48,14 @@ def check_leads(path: Path) -> None:
         "a file" + (": its download was not finished, or the cache was emptied" if hub else ""),
         again or "copy the file here",
     )
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False where the system takes no such name."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _is_blob(real: Path, home: Path) -> bool:

@@ -268,9 +268,10 @@ def sensitivity(
     opened, origin = open_source(source, progress=options.progress)
     from qwen35_convert.durable import check_place, save_file
     from qwen35_convert.fit.make import check_free, make_sensitivity
+    from qwen35_convert.heads import COSTS
 
     check_free(path, opened, overwrite=options.overwrite)
-    check_place(path)
+    check_place(path, COSTS.encode())
     table = make_sensitivity(opened, origin, chosen, question, path.parent, options)
     save_file(path, table.content())
     return table

@@ -24,6 +24,8 @@ from pathlib import Path
 from qwen35_convert.errors import OutputError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+HEAD = 64  # bytes of a file that tell its kind
+ELSEWHERE = "name another file, or remove this one"
 CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 CANNOT_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -137,18 +139,42 @@ def replace_file(path: Path, content: bytes, aside: Path) -> None:
         write_all(file, memoryview(content), 0)
 
 
-def check_place(path: Path) -> None:
-    """Make the folders that a file goes into. OutputError if the file could not be written."""
-    with writing(path, "making its folder", "nothing"):
-        make_folders(path.parent)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        why = "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is read-only"
-        raise OutputError(str(path), why)
+def check_place(path: Path, begins: bytes | tuple[bytes, ...]) -> None:
+    """Refuse a file that could not be written, or that would replace another. OutputError.
+
+    begins  how files of its kind begin: nothing else is replaced, but what is empty
+    """
+    check_replaced(path, begins)
+    with writing(path, "looking at its folder", "nothing was written"):
+        nearest = nearest_folder(path)
+        if path.exists() and not path.is_file():
+            raise OutputError(str(path), "is a folder" if path.is_dir() else "is not a file")
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise OutputError(str(path), f"cannot be written: {nearest} is no folder to write in")
+
+
+def check_replaced(path: Path, begins: bytes | tuple[bytes, ...]) -> None:
+    """Refuse to replace a file that begins otherwise. OutputError."""
+    with writing(path, "looking at it", "nothing was written"):
+        head = _head_of(path) if path.is_file() else b""
+    if head and not head.startswith(begins):
+        raise OutputError(f"{path} holds something else, which is not replaced", fix=ELSEWHERE)
+
+
+def _head_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the first of the folders above a path that is there."""
+    return next(folder for folder in path.absolute().parents if folder.exists())
 
 
 def save_file(path: Path, content: bytes) -> None:
-    """Write a whole file under its name durably. OutputError."""
+    """Write a whole file under its name durably, and the folders it goes into. OutputError."""
     with writing(path, "writing it", "what was there before"):
+        make_folders(path.absolute().parent)
         replace_file(path, content, path.with_name(f".{path.name}.{os.getpid()}"))
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as Xml
 
 from formats.errors import Qwen35Error
+from qwen35_convert.durable import check_replaced
 from qwen35_convert.errors import OutputError
+from qwen35_convert.heads import TEST_CASES
 from qwen35_convert.options import LEVELS
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Write the file, and the folders it goes into. OutputError if that fails."""
+        check_replaced(path, TEST_CASES.encode())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.xml())

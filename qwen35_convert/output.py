@@ -48,6 +48,11 @@ class Output:
             check_choice("--output-format", form, FORMS)
         if json and form not in (None, JSON):
             raise RecipeError("--json", f"excludes --output-format {form}", "one of them")
+        if junit is not None:
+            from qwen35_convert.durable import check_replaced
+            from qwen35_convert.heads import TEST_CASES
+
+            check_replaced(junit, TEST_CASES.encode())
         return cls(JSON if json else form or TEXT, junit, command)
 
     @classmethod

@@ -11,6 +11,7 @@ Source: huggingface_hub 2.4, `HfApi.preupload_lfs_files` and `create_commit`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from qwen35_convert.card.card import README
 from qwen35_convert.card.of_gguf import card_of_gguf
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
 from qwen35_convert.containers.registry import container_of, open_checkpoint
-from qwen35_convert.errors import FetchError
+from qwen35_convert.errors import FetchError, RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.hub.client import Hub, check_name, is_offline, open_hub
 from qwen35_convert.verification.receipts import changed_files, read_receipt
@@ -72,7 +73,7 @@ def upload_artifact(
     FormatError for an artifact without a receipt, that is not what its receipt says, or that failed
     its verification. FetchError if the hub refuses or does not answer.
     """
-    check_name(repo, None)
+    _check_repo(repo)
     contents = _contents(open_checkpoint(artifact), workers)
     sizes = {n: len(c) if isinstance(c, bytes) else c.stat().st_size for n, c in contents.items()}
     if dry_run:
@@ -88,6 +89,15 @@ def upload_artifact(
         raise
 
 
+def _check_repo(repo: str) -> None:
+    """Refuse what is no repository's name, before anything is read. RecipeError."""
+    with suppress(FetchError):
+        check_name(repo, None)
+        if "@" not in repo:
+            return
+    raise RecipeError(repr(repo), "is not the name of a repository", "owner/name")
+
+
 def _contents(opened: Checkpoint, workers: int) -> dict[str, Path | bytes]:
     """Return every file of an artifact by its name on the hub."""
     container = container_of(opened)
@@ -97,12 +107,16 @@ def _contents(opened: Checkpoint, workers: int) -> dict[str, Path | bytes]:
         raise FormatError(f"{path} is missing", fix=AGAIN)
     if isinstance(receipt, Failure):
         raise FormatError(receipt.tensor, receipt.problem, fix=AGAIN)
-    if receipt.verdict is not None and not receipt.verdict.get("passed"):
+    verdict = receipt.verdict
+    if verdict is not None and (verdict.get("passed") is not True or verdict.get("failures")):
         raise FormatError(path.name, "says that the model failed its verification", fix=AGAIN)
     places = {name: path.parent / name for name in receipt.output}
     with Digests(workers) as digests:
         for name, problem in changed_files(receipt.output, _judged(places), digests):
             raise FormatError(name, problem, fix=AGAIN)
+    needed = {opened.name_of(place) for place in opened.read_files()}
+    for name in sorted(needed - receipt.output.keys()):
+        raise FormatError(name, f"is not listed in {path.name}", "a receipt of the whole", AGAIN)
     there = {name: place for name, place in places.items() if place.is_file()}
     card = {} if container.carded else {README: _card(opened, path)}
     return dict(sorted((there | {path.name: path} | card).items()))

@@ -49,6 +49,15 @@ class ImatrixFile:
     chunks: int | None = None
 
 
+def is_imatrix(path: Path) -> bool:
+    """Whether a GGUF file says that it is an imatrix; False for one that cannot be read."""
+    try:
+        pair = GgufFile(path).kv.get(TYPE)
+    except FormatError:
+        return False
+    return pair is not None and pair.value == IMATRIX
+
+
 def read_imatrix(path: Path) -> ImatrixFile:
     """Read a file of either form. FormatError if it is none, or cut short."""
     return _read_gguf(GgufFile(path)) if begins_as_gguf(path) else _read_older(path)

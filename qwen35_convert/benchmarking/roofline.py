@@ -9,7 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwen35_convert.benchmarking.bench import Bench
-from qwen35_convert.errors import MissingError
+from qwen35_convert.durable import check_place, writing
+from qwen35_convert.errors import MissingError, RecipeError
+
+# How the pictures that can be drawn begin.
+HEADS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture of another type, or in the place of another file."""
+    if path.suffix not in HEADS:
+        raise RecipeError(f"--plot {path}", "is no picture", " or ".join(HEADS))
+    check_place(path, HEADS[path.suffix])
 
 
 def draw_roofline(bench: Bench, path: Path) -> None:
@@ -52,5 +63,6 @@ def draw_roofline(bench: Bench, path: Path) -> None:
         title=f"{bench.artifact} on {bench.device}",
     )
     axes.legend()
-    figure.savefig(path)
+    with writing(path, "drawing it", "what was there before"):
+        figure.savefig(path)
     plt.close(figure)

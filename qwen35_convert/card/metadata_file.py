@@ -34,6 +34,8 @@ def template_override(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"--chat-template: {path} cannot be read as UTF-8: {error}") from None
+    if not text.strip():
+        raise RecipeError(f"--chat-template: {path}", "is empty", "a Jinja template")
     if len(text) > MAX_TEMPLATE:
         got = f"has {len(text)} characters"
         raise RecipeError(f"--chat-template: {path}", got, f"at most {MAX_TEMPLATE}")

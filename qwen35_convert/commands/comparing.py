@@ -73,12 +73,13 @@ def compare(
     """
     from qwen35_convert import api, report
     from qwen35_convert.durable import check_place, save_file
+    from qwen35_convert.heads import FIGURES, PAGE
 
     source, artifacts = _parted(models or [], against, recipe or [])
-    files = [path for path in (html, csv) if path]
-    for path in files:
-        check_place(path)
-    beside = [path.parent for path in files] or [keep or Path()]
+    files = [(path, head) for path, head in ((html, PAGE), (csv, FIGURES)) if path]
+    for path, head in files:
+        check_place(path, head.encode())
+    beside = [path.parent for path, _ in files] or [keep or Path()]
     limit = parse_limit(memory_limit)
     found = api.compare(
         merged(source, base),

@@ -125,7 +125,9 @@ def convert(
         _convert(model, out, recipe, options, output, overrides=overrides, plan=plan)
         return
     if save_recipe:
-        check_place(save_recipe)
+        from qwen35_convert.heads import CHOSEN
+
+        check_place(save_recipe, CHOSEN.encode())
     fitted = api.fit_recipe(model, out, goal, recipe, options, overrides=overrides)
     kept = keep_fitted(fitted, save_recipe, progress=options.progress)
     _convert(model, out, kept, options, output, plan=plan)

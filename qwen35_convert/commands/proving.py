@@ -104,10 +104,11 @@ def _check_page(html: Path, *, given: bool) -> None:
     """Refuse a page that could not be written, or on which nothing would be. RecipeError."""
     from qwen35_convert.durable import check_place
     from qwen35_convert.errors import RecipeError
+    from qwen35_convert.heads import PAGE
 
     if not given:
         raise RecipeError("--html", "shows an artifact beside its source", "--against SOURCE")
-    check_place(html)
+    check_place(html, PAGE.encode())
 
 
 def _save_page(html: Path, artifact: str, source: str, text: str, result: Report) -> None:

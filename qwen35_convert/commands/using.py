@@ -76,10 +76,12 @@ def bench(
     sweep = api.Sweep(
         parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer
     )
+    from qwen35_convert.benchmarking.roofline import check_plot, draw_roofline
+
+    if plot is not None:
+        check_plot(plot)
     measured = api.bench(artifact, sweep, progress=not quiet)
     if plot is not None:
-        from qwen35_convert.benchmarking.roofline import draw_roofline
-
         draw_roofline(measured, plot)
     if json:
         report.print_json(measured.as_dict())

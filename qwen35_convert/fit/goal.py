@@ -22,6 +22,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.by_role import NOTE
 from qwen35_convert.fit.choose import Choice, check_enough, choose_within, planned
 from qwen35_convert.fit.sizes import Costs, Sizes
+from qwen35_convert.heads import CHOSEN
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.serving.engines import LLAMA_CPP, VLLM
@@ -110,7 +111,7 @@ class Fitted:
         import yaml
 
         values = self.recipe.model_dump(mode="json", exclude_none=True)
-        head = f"# Chosen by qwen35: {self.told}.\n"
+        head = f"{CHOSEN}{self.told}.\n"
         return (head + yaml.safe_dump(values, sort_keys=False, width=200)).encode()
 
 

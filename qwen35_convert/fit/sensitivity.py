@@ -14,10 +14,14 @@ from typing import Any
 
 from formats.errors import FormatError
 from formats.json_file import parse_object
+from formats.stored import KEEP
+from quant.ggml import codec
+from quant.registry import SCHEMES
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.measure import Measured
 from qwen35_convert.fit.scales import Places
 from qwen35_convert.fit.sizes import Sizes, Unit
+from qwen35_convert.recipe_parts import FORMATS
 from qwen35_convert.versions import version
 
 SCHEMA = "qwen35-sensitivity"
@@ -29,6 +33,7 @@ GGUF_FORMS = (
 FOLDER_FORMS = ("int4", "nvfp4a16", "fp8-channel", "fp8-block", "int8", "keep")
 FORMS = {"gguf": GGUF_FORMS, "safetensors": FOLDER_FORMS}
 DIGITS = 9
+MOST = 1e6  # nats: a uniform guess over any vocabulary is far less
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +137,14 @@ def read_sensitivity(path: Path) -> Sensitivity:
     except (OSError, FormatError) as error:
         raise RecipeError(f"--sensitivity: {path.name} cannot be read: {error}") from None
     known = values.get("schema"), values.get("schema_version")
-    whole = _well_formed(values.get("units")) and _has_means(values.get("recipe"))
-    if known != (SCHEMA, SCHEMA_VERSION) or not whole:
-        raise RecipeError(
-            f"--sensitivity: {path.name}", f"is {known[0]} {known[1]}",
-            f"{SCHEMA} {SCHEMA_VERSION}, as `qwen35 sensitivity` writes it",
-        )  # fmt: skip
+    got = f"is {known[0]} {known[1]}" if known != (SCHEMA, SCHEMA_VERSION) else None
+    if not _well_formed(values.get("units")):
+        got = got or "has a unit without elements, or a kl that is no number of nats"
+    if not _has_means(values.get("recipe")):
+        got = got or "does not say its recipe"
+    if got:
+        expected = f"{SCHEMA} {SCHEMA_VERSION}, as `qwen35 sensitivity` writes it"
+        raise RecipeError(f"--sensitivity: {path.name}", got, expected)
     return Sensitivity(values)
 
 
@@ -152,7 +159,7 @@ def _told(means: tuple[str, bool]) -> str:
 
 
 def _well_formed(units: object) -> bool:
-    """Whether these are units with elements, and forms with a KL that is no less than 0."""
+    """Whether these are units with elements, and forms with a KL that can be one."""
     return isinstance(units, dict) and all(
         isinstance(unit, dict)
         and type(unit.get("elements")) is int
@@ -169,9 +176,16 @@ def _has_means(recipe: object) -> bool:
 
 def _is_cost(form: object) -> bool:
     kl = form.get("kl") if isinstance(form, dict) else None
-    return isinstance(kl, int | float) and not isinstance(kl, bool) and 0 <= kl < float("inf")
+    return isinstance(kl, int | float) and not isinstance(kl, bool) and 0 <= kl <= MOST
 
 
 def forms_of(name: str, asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the forms to measure for a format: those that were asked for, or the usual ones."""
+    """Return the forms to measure for a format: those that were asked for, or the usual ones.
+
+    RecipeError for a form that the format has not.
+    """
+    known = map(str.lower, codec.WRITABLE) if FORMATS[name].mixes else (*SCHEMES, KEEP)
+    for form in set(asked) - set(known):
+        expected = f"a form of a weight in {name}, such as {' or '.join(FORMS[name][:3])}"
+        raise RecipeError("--forms or --sensitivity", f"has {form!r}", expected)
     return tuple(asked) or FORMS[name]

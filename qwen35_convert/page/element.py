@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable
 from xml.etree import ElementTree as Xml
 
+from qwen35_convert.heads import PAGE
+
 Node = Xml.Element
 # What XML has no place for: control characters, halves of surrogate pairs.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -41,7 +43,7 @@ def add(node: Node, children: Iterable[Node | str | None]) -> Node:
 
 def document(root: Node) -> str:
     """Return a document as it is written to a file."""
-    return f"<!doctype html>\n{Xml.tostring(root, encoding='unicode', method='html')}\n"
+    return f"{PAGE}\n{Xml.tostring(root, encoding='unicode', method='html')}\n"
 
 
 def _add_text(node: Node, text: str) -> None:

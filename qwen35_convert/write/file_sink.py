@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.gguf.file import begins_as_gguf
+from formats.gguf.imatrix import IMATRIX, is_imatrix
 from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
 from qwen35_convert.write.journal import Journal
@@ -22,6 +23,8 @@ from qwen35_convert.write.sink import (
     JOURNAL,
     LOCK,
     FolderSink,
+    check_link,
+    check_name,
     check_parent,
     partial_of,
 )
@@ -29,29 +32,46 @@ from qwen35_convert.write.sink import (
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Shard
 
+MODEL = "model"
 MOVES, NEW_MOVES = "moves", "moves.new"
 
 
 def check_out_files(
-    out: Path, names: Sequence[str], source: Sequence[Path], *, overwrite: bool
+    out: Path,
+    names: Sequence[str],
+    source: Sequence[Path],
+    *,
+    overwrite: bool,
+    kind: str = MODEL,
 ) -> None:
-    """Refuse output files that would destroy something: the source, or unrelated files."""
-    check_parent(out)
+    """Refuse output files that would destroy something: the source, or unrelated files.
+
+    kind  what `general.type` says of the files that may be replaced
+    """
     origin = {path.resolve() for path in source}
     for path in (out, *(out.with_name(name) for name in names)):
+        check_name(path)
+        check_parent(path)
         if path.resolve() in origin:
             raise OutputError(f"{path} is a file of the source", fix="choose another OUT")
-        if not path.exists() and not path.is_symlink():
+        check_link(path)
+        if not path.exists():
             continue
         if not path.is_file():
             raise OutputError(str(path), "is not a file", "a GGUF file or nothing")
         if not overwrite:
             raise OutputError(f"{path} exists", fix="choose another OUT, or add --overwrite")
-        if not begins_as_gguf(path):
-            raise OutputError(
-                f"{path} is not a GGUF file, so --overwrite does not replace it",
-                fix="choose another OUT",
-            )
+        _check_kind(path, kind)
+
+
+def _check_kind(path: Path, kind: str) -> None:
+    """Refuse to replace what is no GGUF file, or one of another use."""
+    wrong = None if begins_as_gguf(path) else "is not a GGUF file"
+    if wrong is None and (kind == IMATRIX) != is_imatrix(path):
+        wrong = "is a model" if kind == IMATRIX else "is an importance matrix"
+    if wrong:
+        fix = "choose another OUT"
+        raise OutputError(f"{path} {wrong}, so --overwrite does not replace it", fix=fix)
 
 
 def finish_moves(out: Path, first: Path, digest: str) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from formats.errors import FormatError
 from qwen35_convert.durable import (
     make_folders,
+    nearest_folder,
     replace_folder,
     reserve,
     rewrite,
@@ -57,14 +58,16 @@ def read_mark(out: Path) -> str:
 
 def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
     """Refuse an OUT that would destroy something: a source, or unrelated files."""
+    check_name(out)
     for source in sources:
         place, origin = out.resolve(), source.resolve()
         if place == origin or origin in place.parents or place in origin.parents:
             raise OutputError(
                 f"{out} and the source {source} contain each other", fix="choose an OUT elsewhere"
             )
+    check_link(out)
     check_parent(out)
-    if not out.exists() and not out.is_symlink():
+    if not out.exists():
         return
     if not out.is_dir():
         raise OutputError(str(out), "is a file", "a folder or nothing")
@@ -81,9 +84,27 @@ def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
         )
 
 
+def check_name(out: Path) -> None:
+    """Refuse an OUT that the system takes for no name."""
+    try:
+        for name in (out, partial_of(out)):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                name.lstat()
+        out.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OutputError(f"{out!s:.80}", f"cannot be written: {error}") from None
+
+
+def check_link(out: Path) -> None:
+    """Refuse an OUT that is a link: it would be replaced, not what it leads to."""
+    if out.is_symlink():
+        fix = "name that place itself, or remove the link"
+        raise OutputError(str(out), f"is a link to {out.readlink()}", fix=fix)
+
+
 def check_parent(out: Path) -> None:
     """Refuse an OUT that would be inside a file; folders that are missing are made later."""
-    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    nearest = nearest_folder(out)
     if not nearest.is_dir():
         raise OutputError(str(nearest), "is a file", "the folder that OUT goes into")
 

@@ -176,6 +176,14 @@ TEXT: dict[str, tuple[str, Change]] = {
         "architectures|SequenceClassification",
         root("architectures", ["Qwen3_5ForSequenceClassification"]),
     ),
+    "a-class-more": (
+        "architectures|LlamaForCausalLM",
+        lambda config, _: config["architectures"].append("LlamaForCausalLM"),
+    ),
+    "class-as-text": (
+        "architectures|no list",
+        lambda config, _: config.update(architectures=config["architectures"][0]),
+    ),
     "no-class": ("architectures|names None", lambda config, _: config.pop("architectures")),
     "dtype-float16": ("dtype", root("dtype", "float16")),
     "text-dtype-float16": ("dtype", put("dtype", "float16")),

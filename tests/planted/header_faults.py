@@ -64,6 +64,9 @@ def cases() -> Iterator[Fault]:
     yield fault("order-of-tensors", _reorder, HOMES, receipts=(FORGED,))
     yield fault("two-names-exchanged", _rename, HOMES, TENSORS)
     yield Fault("header", "a-name-twice", _twice, FOLDERS, STRUCTURE, UNOPENED)
+    yield Fault(
+        "header", "metadata-null", _without_metadata, FOLDERS, STRUCTURE, receipts=(FORGED,)
+    )
     yield Fault("header", "cut", partial(_cut, keep=0.7), HOMES, STRUCTURE, UNOPENED)
     yield Fault("header", "cut-by-a-byte", partial(_cut, keep=-1), FOLDERS, STRUCTURE, UNOPENED)
     yield Fault("header", "a-hole-at-the-end", _lengthen, HOMES, STRUCTURE, UNOPENED)
@@ -193,6 +196,17 @@ def _twice(artifact: Artifact) -> str:
     header += b" " * (-len(header) % 8)
     artifact.write(path.name, struct.pack("<Q", len(header)) + header + content[8 + length :])
     return name
+
+
+def _without_metadata(artifact: Artifact) -> str:
+    """Say null where metadata stand, which readers take for none."""
+    path = artifact.tensor_files()[0]
+    content = path.read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    header = json.dumps(json.loads(content[8 : 8 + length]) | {"__metadata__": None}).encode()
+    header += b" " * (-len(header) % 8)
+    artifact.write(path.name, struct.pack("<Q", len(header)) + header + content[8 + length :])
+    return "__metadata__"
 
 
 def _cut(artifact: Artifact, keep: float) -> str:

@@ -135,17 +135,17 @@ def _template_everywhere(artifact: Artifact) -> None:
 
 
 def _other_words(artifact: Artifact) -> None:
-    """Say of the tokenizer what changes no id: offsets, settings of a byte decoder, a version."""
+    """Say of the tokenizer what changes no id: offsets, settings of a byte decoder, no version."""
     bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     with artifact.json(TOKENIZER) as tokenizer:
         tokenizer["post_processor"] = {"type": "Sequence", "processors": [bytewise]}
         tokenizer["decoder"] = bytewise | {"use_regex": False}
         tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [tokenizer["normalizer"]]}
-        tokenizer["version"] = "1.1"
+        del tokenizer["version"]
         tokenizer["added_tokens"].reverse()
         model = tokenizer["model"]
         model["merges"] = [" ".join(pair) for pair in model["merges"]]
-        model |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", "dropout": None}
+        model |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", "dropout": 0.0}
         del model["ignore_merges"]
 
 
@@ -161,12 +161,14 @@ def _pairs(artifact: Artifact) -> None:
 def _other_class(artifact: Artifact) -> None:
     with artifact.json(TOKENIZER_CONFIG) as config:
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 10**30}
+        config["turn_token"] = "<|im_end|>"
         del config["added_tokens_decoder"], config["add_bos_token"], config["split_special_tokens"]
 
 
 def _defaults_of_generation(artifact: Artifact) -> None:
     with artifact.json(GENERATION) as generation:
         generation["eos_token_id"].reverse()
+        generation["eos_token_id"].append(generation["eos_token_id"][0])
         generation |= {"repetition_penalty": 1.0, "num_beams": 1, "use_cache": True}
         generation |= {"max_new_tokens": None, "bad_words_ids": None, "_from_model_config": False}
         del generation["pad_token_id"], generation["bos_token_id"]

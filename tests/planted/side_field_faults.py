@@ -102,6 +102,15 @@ JSON: dict[str, tuple[str, Change]] = {
     "merges-dropped-at-random": (TOKENIZER, lambda t: t["model"].update(dropout=0.1)),
     "bytes-as-tokens": (TOKENIZER, lambda t: t["model"].update(byte_fallback=True)),
     "decoder-of-another": (TOKENIZER, put("decoder", {"type": "Metaspace", "replacement": "_"})),
+    "tokenizer-of-another-version": (TOKENIZER, put("version", "1.1")),
+    "tokenizer-without-a-version-s-value": (TOKENIZER, put("version", None)),
+    "tokenizer-with-a-part-more": (TOKENIZER, put("speculation", {"draft": 3})),
+    "image-token-invented": (TOKENIZER_CONFIG, put("image_token", "<|new|>")),
+    "any-token-invented": (TOKENIZER_CONFIG, put("tool_token", "the")),
+    "tokens-of-a-model-invented": (
+        TOKENIZER_CONFIG,
+        put("model_specific_special_tokens", {"image_token": "<|new|>"}),
+    ),
     "end-token": (TOKENIZER_CONFIG, put("eos_token", "<|endoftext|>")),
     "end-token-strips": (
         TOKENIZER_CONFIG,
@@ -126,6 +135,10 @@ JSON: dict[str, tuple[str, Change]] = {
     ),
     "spaces-cleaned-up": (TOKENIZER_CONFIG, put("clean_up_tokenization_spaces", True)),
     "end-of-generation": (GENERATION, put("eos_token_id", 3)),
+    "ends-as-floats": (
+        GENERATION,
+        lambda g: g.update(eos_token_id=[float(one) for one in g["eos_token_id"]]),
+    ),
     "an-end-lost": (GENERATION, lambda g: g["eos_token_id"].pop(0)),
     "temperature": (GENERATION, put("temperature", 1.6)),
     "greedy": (GENERATION, put("do_sample", False)),
@@ -150,6 +163,7 @@ JSON: dict[str, tuple[str, Change]] = {
     "images-cropped": (IMAGES, put("do_center_crop", True)),
     "images-with-code": (IMAGES, put("auto_map", {"AutoImageProcessor": "image.P"})),
     "video-frames": (VIDEOS, put("fps", 24)),
+    "video-frames-counted": (VIDEOS, put("num_frames", 4)),
     "video-merge": (VIDEOS, put("merge_size", 4)),
     "image-class": (IMAGES, put("image_processor_type", "CLIPImageProcessor")),
 }

@@ -127,6 +127,41 @@ def test_the_config_says_what_engines_read(made):
         assert not leaves(rules, module), module
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lm_head", True),
+        ("pack_dtype", "int64"),
+        ("format", "marlin"),
+        ("modules_in_block_to_quantize", [["self_attn.q_proj"], ["mlp.up_proj"]]),
+    ],
+)
+def test_a_field_that_engines_obey_is_named(made, nano_path, tmp_path, field, value):
+    assert said_of(made, nano_path, tmp_path, {field: value}) == [field]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pack_dtype": "torch.int32", "format": "gptq", "true_sequential": False},
+        {"modules_in_block_to_quantize": [["self_attn", "mlp"], ["linear_attn", "mtp"]]},
+    ],
+)
+def test_what_means_the_same_is_not(made, nano_path, tmp_path, fields):
+    assert said_of(made, nano_path, tmp_path, fields) == []
+
+
+def said_of(made, source, folder, fields):
+    """Return the first words of what is found of another tool's artifact with these fields."""
+    out = shutil.copytree(made / "gptq", folder / "out")
+    (out / "qwen35-receipt.json").unlink()
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"] |= fields
+    (out / "config.json").write_text(json.dumps(config))
+    failures = q.verify(out, source, level="structure").failures
+    return [one.problem.removeprefix("quantization_config: ").split(" ")[0] for one in failures]
+
+
 def leaves(rules, module):
     return any(re.match(rule.removeprefix("-:"), module) for rule in rules)
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, first_file, open_gguf, whole_path
 from formats.gguf.file import SHARD, GgufFile, begins_as_gguf
+from formats.links import is_folder
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.write.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.write.receipt import receipt_name
-from qwen35_convert.write.sink import FolderSink
+from qwen35_convert.write.sink import FolderSink, check_name
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint, TensorFile
@@ -44,7 +45,7 @@ class GgufFiles:
 
     def takes(self, path: Path) -> bool:
         """Take names that end in .gguf, and files of another name that begin as GGUF does."""
-        return begins_as_gguf(path) or (path.suffix == SUFFIX and not path.is_dir())
+        return begins_as_gguf(path) or (path.suffix.lower() == SUFFIX and not is_folder(path))
 
     def open(self, path: Path, _name: str = "") -> Checkpoint:
         """Open a file, or all files of a split one from any of them."""
@@ -68,6 +69,7 @@ class GgufFiles:
     def check_out(self, out: Path, _source: Checkpoint, *, overwrite: bool) -> None:
         """Refuse a GGUF file of another name; else, which files OUT is, the plan says."""
         del overwrite
+        check_name(out)
         if out.suffix != SUFFIX:
             raise OutputError(str(out), "is a GGUF file", self.out, "choose another OUT")
 

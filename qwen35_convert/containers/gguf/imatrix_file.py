@@ -66,7 +66,7 @@ def make_imatrix(
 
     from runtime.imatrix import collect
 
-    check_out_files(out, (), checkpoint.read_files(), overwrite=overwrite)
+    check_out_files(out, (), checkpoint.read_files(), overwrite=overwrite, kind=IMATRIX)
     parts = chunks_of(checkpoint, text, chunks)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sums = collect(checkpoint, parts, device=device, progress=progress)

@@ -146,12 +146,12 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
     expected = CLASSES[config.moe, layout.kind == "hub", layout.headless]
-    names = config.raw.get("architectures") or [None]
-    stated = names[0] if isinstance(names, list) else names, config.raw.get("model_type")
-    if stated != expected and layout.kind in ("hub", "text"):
+    names, kind = config.raw.get("architectures") or [None], config.raw.get("model_type")
+    if (names, kind) != ([expected[0]], expected[1]) and layout.kind in ("hub", "text"):
+        said = ", ".join(map(str, names)) if isinstance(names, list) else f"no list but {names!r}"
         yield Failure(
             "config.json",
-            f"architectures names {stated[0]} and model_type {stated[1]}, "
+            f"architectures names {said:.200} and model_type {kind}, "
             f"but the tensors are those of {expected[0]} and {expected[1]}",
         )
 

@@ -26,10 +26,15 @@ from quant.fourbit.qweight import Gptq, Turned
 from quant.stored import Value, open_value
 from qwen35_convert.containers.safetensors.ignored_modules import modules_of
 from qwen35_convert.containers.safetensors.quantization_config import module_of
+from qwen35_convert.containers.safetensors.quantization_table import Row, odd_rows
 from qwen35_convert.failure import Failure
 
 # Hub's name and vLLM's of the same module.
 HUB_INNER, VLLM_INNER = "model.language_model.", "language_model.model."
+CONFIG, INSIDE = "config.json", "modules_in_block_to_quantize"
+FIELDS: dict[str, Row] = {
+    "pack_dtype": ((None, "int32", "torch.int32"), "but words of 32 bits are stored"),
+}
 Leaves = Callable[[str, Mapping[str, Any]], bool]
 
 
@@ -55,12 +60,39 @@ def packed_failures(artifact: Checkpoint) -> Iterator[Failure]:
     method = str(block.get("quant_method"))
     if method not in PACKINGS or not any(a.quantized for a in artifact.layout.atoms.values()):
         return
+    yield from (Failure(CONFIG, f"quantization_config: {said}") for said in _odd(artifact, block))
     if method in LISTS:
         yield from _other_forms(artifact, method)
         yield from _listed(artifact, block, *LISTS[method])
     for atom in artifact.layout.atoms.values():
         if isinstance(atom.form, Gptq):
             yield from _unread(open_value(artifact, atom), atom, block)
+
+
+def _odd(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[str]:
+    """Yield fields that engines obey beside bits and groups, and that are not so."""
+    fields = {key: value for key, value in block.items() if key in FIELDS}
+    yield from odd_rows(fields, FIELDS, ())
+    forms = block.get("format"), block.get("checkpoint_format")
+    if None not in forms and len(set(map(str, forms))) > 1:
+        yield f"format is {forms[0]!r}, but checkpoint_format is {forms[1]!r}"
+    if block.get("lm_head") and "lm_head" not in _quantised(artifact):
+        yield "lm_head is true, but the head is not quantised: vLLM looks for its codes"
+    inside = _flat(block.get(INSIDE))
+    out = [m for m in _quantised(artifact) if not any(name in m for name in inside)]
+    if inside and out:
+        yield f"{INSIDE} leaves out {out[0]}, which is quantised"
+
+
+def _flat(names: Any) -> list[str]:
+    """Return the names in a list, or in a list of lists."""
+    if isinstance(names, list):
+        return [name for part in names for name in _flat(part)]
+    return [] if names is None else [str(names)]
+
+
+def _quantised(artifact: Checkpoint) -> list[str]:
+    return [module for module, quantized in modules_of(artifact).items() if quantized]
 
 
 def _other_forms(artifact: Checkpoint, method: str) -> Iterator[Failure]:

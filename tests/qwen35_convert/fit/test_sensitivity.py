@@ -159,7 +159,16 @@ def test_an_existing_file_is_not_replaced(table, nano_path):
         (
             '{"schema": "qwen35-sensitivity", "schema_version": 2, "units":'
             ' {"a": {"elements": 1, "forms": {"q8_0": {"kl": -1}}}}}',
-            "expected",
+            "no number of nats",
+        ),
+        (
+            '{"schema": "qwen35-sensitivity", "schema_version": 1, "units":'
+            ' {"a": {"elements": 1, "forms": {"q8_0": {"kl": 1' + 400 * "0" + "}}}}}",
+            "no number of nats",
+        ),
+        (
+            '{"schema": "qwen35-sensitivity", "schema_version": 1, "units": {}, "recipe": 5}',
+            "does not say its recipe",
         ),
     ],
 )
@@ -179,5 +188,11 @@ def test_the_command(golden, tmp_path, nano_path, text):
     assert "mlp.down_proj" in done.stdout
     assert out.is_file()
     unknown = called("sensitivity", nano_path, "-o", tmp_path / "t.json", "--forms", "q9_z")
-    assert unknown.returncode == 3
+    assert unknown.returncode == 2
     assert "q9_z" in unknown.stderr
+    of_files = ("--recipe", "fp8-block", "--forms", "q8_0")
+    other = called("sensitivity", nano_path, "-o", tmp_path / "a/t.json", *of_files)
+    assert other.returncode == 2
+    assert "a form of a weight in safetensors" in other.stderr
+    assert called("sensitivity", nano_path, "-o", out, "--forms", ",").returncode == 2
+    assert not (tmp_path / "a").exists()

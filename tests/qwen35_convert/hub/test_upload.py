@@ -163,6 +163,27 @@ def test_what_is_not_as_its_receipt_says_is_refused(hub, tmp_path, name, content
     assert hub.repos == {}
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r["output"]["files"].pop("config.json"), "config.json is not listed"),
+        (lambda r: r["output"]["files"].pop("model.safetensors"), "model.safetensors is not"),
+        (lambda r: r.update(verdict={"passed": False}), "failed its verification"),
+        (lambda r: r.update(verdict={"passed": "no"}), "failed its verification"),
+        (lambda r: r.update(verdict={"passed": True, "failures": ["x"]}), "failed its"),
+    ],
+)
+def test_a_receipt_that_is_not_of_a_whole_and_right_model_is_refused(tmp_path, change, said):
+    source = write_checkpoint(tmp_path / "in", hub_config(), make_weights(hub_config()))
+    q.convert(source, tmp_path / "out", "bf16-split", q.RunOptions(verify=False))
+    path = tmp_path / "out" / "qwen35-receipt.json"
+    receipt = json.loads(path.read_bytes())
+    change(receipt)
+    path.write_text(json.dumps(receipt))
+    with pytest.raises(q.FormatError, match=said):
+        q.upload(tmp_path / "out", REPO, dry_run=True)
+
+
 def test_the_command_line(hub, artifact):
     run = CliRunner().invoke
     planned = run(app, ["upload", str(artifact), REPO, "--dry-run"])
@@ -173,4 +194,5 @@ def test_the_command_line(hub, artifact):
     done = run(app, ["upload", str(artifact), REPO, "--json"])
     assert json.loads(done.stdout)["repo"] == REPO
     wrong = run(app, ["upload", str(artifact), "no-repository", "--dry-run"])
-    assert "not a repository id" in str(wrong.exception)
+    assert "is not the name of a repository" in str(wrong.exception)
+    assert wrong.exception.exit_code == 2

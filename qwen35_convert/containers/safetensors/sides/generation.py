@@ -12,7 +12,7 @@ from typing import Any
 from qwen35_convert.containers.safetensors.sides.fields import Fields, token
 from qwen35_convert.containers.safetensors.sides.reader import GENERATION, TOKENIZER_CONFIG, Sides
 from qwen35_convert.containers.safetensors.sides.tokenizer import added_tokens
-from qwen35_convert.difference import differences
+from qwen35_convert.difference import differences, same
 
 ENDS = "eos_token_id"
 # Ids that a text neither ends nor begins with; compared where both sides state them.
@@ -52,17 +52,23 @@ def generation(ours: Sides, theirs: Sides) -> Iterator[str]:
     if not theirs.has(GENERATION):
         yield from _ends_of_config(got, theirs)
     else:
-        yield from differences(_ids(got), _ids(expected), ENDS)
+        yield from differences(_ids(got), _ids(expected), ENDS, _whole)
     shared = {k for k in OTHER_IDS if got.get(k) is not None and expected.get(k) is not None}
     left = {*OTHER_IDS} - shared
     yield from DRAWING.differences(_without(got, left), _without(expected, left))
 
 
+def _whole(got: Any, expected: Any) -> bool:
+    """Whether two ids are the same whole number."""
+    return type(got) is type(expected) and same(got, expected)
+
+
 def _ids(config: Mapping[str, Any]) -> list[Any]:
-    """Return the ends in order: one may stand without brackets."""
+    """Return the ends in order, each once: one may stand without brackets."""
     stated = config.get(ENDS)
     listed = stated if isinstance(stated, list) else [stated]
-    return sorted((one for one in listed if one is not None), key=str)
+    once = {str(one): one for one in listed if one is not None}
+    return [once[key] for key in sorted(once)]
 
 
 def _ends_of_config(got: Mapping[str, Any], theirs: Sides) -> Iterator[str]:

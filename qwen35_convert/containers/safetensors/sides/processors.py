@@ -61,6 +61,7 @@ FIELDS = {
             "video_processor_type": "Qwen3VLVideoProcessor",
             "do_sample_frames": True,
             "fps": 2,
+            "num_frames": None,
             "min_frames": 4,
             "max_frames": 768,
             "max_video_tokens": 768,

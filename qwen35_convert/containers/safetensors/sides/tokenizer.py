@@ -20,7 +20,13 @@ from qwen35_convert.containers.safetensors.sides.reader import (
 )
 from qwen35_convert.difference import differences
 
+# tokenizers refuses a file with another version, or with a part that it does not know.
+VERSION = "1.0"
+KNOWN = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer"} | {
+    "post_processor", "decoder", "model",
+}  # fmt: skip
 PARTS = ("normalizer", "pre_tokenizer", "truncation", "padding")
+NO_DROPOUT = ("dropout", 0.0)
 # What a template makes of one text, and of two, if it adds nothing.
 PLAIN = ([["A"], ["A", "B"]], [["A"], []])
 Added = Mapping[str, Mapping[str, Any]]
@@ -86,8 +92,11 @@ def _canonical(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ids and text depend on, in one spelling."""
     model = as_object(raw.get("model"))
     numbers = {"vocab": model.get("vocab"), "merges": _pairs(model.get("merges"))}
+    settings = {k: v for k, v in model.items() if k not in numbers and (k, v) != NO_DROPOUT}
     return {
-        "model": meant({k: v for k, v in model.items() if k not in numbers}) | numbers,
+        "model": meant(settings) | numbers,
+        "version": raw.get("version", VERSION),
+        **{part: raw[part] for part in raw.keys() - KNOWN},
         "added_tokens": _added(raw),
         "post_processor": _around(raw.get("post_processor")),
         "decoder": _decoded(raw.get("decoder")),

@@ -23,7 +23,7 @@ CLASSES = frozenset(
     {"Qwen2Tokenizer", "Qwen2TokenizerFast", "Qwen3_5Tokenizer"}
     | {"PreTrainedTokenizerFast", "TokenizersBackend", None}
 )
-LISTS = ("additional_special_tokens", "extra_special_tokens")
+LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 DECODER, LENGTH, CLASS = "added_tokens_decoder", "model_max_length", "tokenizer_class"
 ENDLESS = 10**30
 SETTINGS = Fields(
@@ -106,8 +106,14 @@ def _lists(config: Mapping[str, Any], theirs: Sides) -> Iterator[str]:
 
 def _listed(config: Mapping[str, Any]) -> list[Any]:
     lists = [config.get(name) for name in LISTS]
+    lists.append([text for name, text in config.items() if _is_of_model(name, text)])
     values = [[*one.values()] if isinstance(one, dict) else one for one in lists]
     return [token(value) for side in values if isinstance(side, list) for value in side]
+
+
+def _is_of_model(name: str, text: Any) -> bool:
+    """Whether a field names a special token of a model: image_token, and any other of that form."""
+    return name.endswith("_token") and name not in SETTINGS.absent and text is not None
 
 
 def _decoder(stated: Any, theirs: Sides) -> Iterator[str]:
