@@ -59,7 +59,6 @@ class Error:
     faults      blocks by what is wrong with them, of `blocks` that were judged
     sum_error   of q - w
     reached     sums of squares, of products and of q - w that our own encoder leaves
-    unweighed   the same, where the weights' importance is not known and ours had none
     moved       weights in columns where codes are often not the nearest
     along       of sum_sq_error, what lies along the weights of a group, or is the same in all of it
     """
@@ -78,7 +77,6 @@ class Error:
     faults: Counter[str] = field(default_factory=Counter)
     sum_error: float = 0.0
     reached: Reached | None = None
-    unweighed: Reached | None = None
     moved: float = 0.0
     along: float = 0.0
 
@@ -184,11 +182,7 @@ def _add_reached(a: Reached | None, b: Reached | None) -> Reached | None:
 
 
 # How a field adds up that is not a sum; how each does.
-ADD: dict[str, Callable[[Any, Any], Any]] = {
-    "max_abs": _larger,
-    "reached": _add_reached,
-    "unweighed": _add_reached,
-}
+ADD: dict[str, Callable[[Any, Any], Any]] = {"max_abs": _larger, "reached": _add_reached}
 JOINED = tuple((each.name, ADD.get(each.name, add)) for each in fields(Error))
 
 
