@@ -162,12 +162,12 @@ def test_an_existing_file_is_not_replaced(table, nano_path):
             "no number of nats",
         ),
         (
-            '{"schema": "qwen35-sensitivity", "schema_version": 1, "units":'
+            '{"schema": "qwen35-sensitivity", "schema_version": 2, "units":'
             ' {"a": {"elements": 1, "forms": {"q8_0": {"kl": 1' + 400 * "0" + "}}}}}",
             "no number of nats",
         ),
         (
-            '{"schema": "qwen35-sensitivity", "schema_version": 1, "units": {}, "recipe": 5}',
+            '{"schema": "qwen35-sensitivity", "schema_version": 2, "units": {}, "recipe": 5}',
             "does not say its recipe",
         ),
     ],
