@@ -16,6 +16,7 @@ from formats.checkpoint import Checkpoint
 from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.difference import differences, first, same
 from qwen35_convert.failure import Failure
+from qwen35_convert.options import LEVELS
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.verification.levels import effective_level
 from qwen35_convert.verification.logits import MEASURED, LogitsCheck
@@ -56,6 +57,21 @@ def _verdict(receipt: Receipt) -> Iterator[str]:
         yield f"verdict.level is {level}, but its recipe is verified at {expected}"
     if passed is not (verdict.get("failures") == []):
         yield f"verdict.passed is {passed}, but verdict.failures are {verdict.get('failures')}"
+
+
+def failed_verdict(receipt: Receipt, level: str) -> Iterator[Failure]:
+    """Yield a verdict that failed at a level which is not measured again at this one."""
+    verdict = receipt.verdict or {}
+    measured, failures = verdict.get("level"), verdict.get("failures")
+    if verdict.get("passed") is not False or measured not in LEVELS[LEVELS.index(level) + 1 :]:
+        return
+    listed = failures if isinstance(failures, list) else []
+    why = ", ".join(str(one.get("problem")) for one in listed[:1] if isinstance(one, dict))
+    yield receipt.failure(
+        f"says that the artifact failed at level {measured}"
+        + (f": {why}" if why else "")
+        + f"; --level {measured} measures it again"
+    )
 
 
 def summary_claims(receipt: Receipt, schemes: Mapping[str, Any]) -> Iterator[Failure]:

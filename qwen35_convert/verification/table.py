@@ -19,7 +19,12 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.planning.calibrated import calibrated_names
 from qwen35_convert.run.threads import each, one_torch_thread
 from qwen35_convert.verification.cache_scales import cache_failures
-from qwen35_convert.verification.claims import logits_claims, plan_claims, summary_claims
+from qwen35_convert.verification.claims import (
+    failed_verdict,
+    logits_claims,
+    plan_claims,
+    summary_claims,
+)
 from qwen35_convert.verification.compare import (
     Compared,
     by_scheme,
@@ -97,6 +102,11 @@ def _claims(proof: Proof) -> Iterator[Failure]:
     assert proof.expected is not None, "it is needed"
     assert proof.source is not None, "it is needed"
     yield from plan_claims(proof.receipt, proof.expected, proof.source)
+
+
+def _failed_before(proof: Proof) -> Iterator[Failure]:
+    assert proof.receipt is not None, "it is needed"
+    yield from failed_verdict(proof.receipt, proof.checks.effective.name)
 
 
 def _outputs(proof: Proof) -> Iterator[Failure]:
@@ -228,6 +238,9 @@ CHECKS = (
           needs=("source",)),
     Check("claims", "structure", "what a receipt says of files, dropped tensors and verdict that "
           "its recipe does not make", _claims, needs=("receipt", "expected", "source")),
+    Check("verdict", "structure", "an artifact that failed its conversion's verification at a "
+          "level that is not measured now", _failed_before, needs=("receipt",),
+          planted="tests/qwen35_convert/write/test_failed.py"),
     Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
           _outputs, needs=("receipt",), waits=True),
     Check("source", "tensors", "a source that is not the one the artifact was made from",

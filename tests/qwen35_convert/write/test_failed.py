@@ -68,6 +68,20 @@ def test_what_fails_its_gate_is_kept_aside_with_the_verdict(tmp_path, nano, text
     assert [f.tensor for f in done.report.failures] == ["logits"]
 
 
+@pytest.mark.parametrize("against", [True, False], ids=["with its source", "alone"])
+def test_what_failed_its_gate_fails_at_a_level_that_does_not_measure_it(
+    tmp_path, nano, text, against
+):
+    failed = api.convert(nano, tmp_path / "out", gated(text, 1e-9)).out
+    source = nano if against else None
+    for level in ("structure", "tensors"):
+        (failure,) = api.verify(failed, source, level=level).failures
+        assert "says that the artifact failed at level logits: mean KL is" in failure.problem
+        assert failure.problem.endswith("--level logits measures it again")
+    again = api.LogitsCheck(text, max_kl=1.0)
+    assert api.verify(failed, nano, logits=again).passed
+
+
 def test_the_same_command_starts_afresh_and_gives_the_same_bytes(tmp_path, nano, text):
     api.convert(nano, tmp_path / "out", gated(text, 1e-9))
     before = files_of(tmp_path)
