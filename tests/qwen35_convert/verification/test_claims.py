@@ -76,13 +76,18 @@ def test_a_receipt_as_it_is_passes(forged, level):
             lambda r: r["verdict"].update(level=[]),
             "verdict.level is [], but its recipe is verified",
         ),
-        (lambda r: r["verdict"].update(passed=False), "verdict.passed is False, but verdict.fail"),
         (lambda r: r["verdict"].update(failures=[{}]), "verdict.passed is True, but verdict.fail"),
     ],
 )
 def test_what_the_recipe_does_not_make_is_named_by_its_field(forged, change, said):
     (found,) = forged(change)
     assert found.startswith(f"{RECEIPT} {said}")
+
+
+def test_a_verdict_that_did_not_pass_is_named_though_it_lists_no_failures(forged):
+    contradiction, failed = forged(lambda r: r["verdict"].update(passed=False))
+    assert contradiction.startswith(f"{RECEIPT} verdict.passed is False, but verdict.failures are")
+    assert "says that the artifact failed at level tensors" in failed
 
 
 @pytest.mark.parametrize(
