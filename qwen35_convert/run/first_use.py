@@ -1,9 +1,9 @@
 """The loops of a plan's schemes, ready before the first byte: loaded, or compiled at a first use.
 
-Compiling holds one lock of a process, so on Linux two do it, if there are two schemes or more: this
-one begins with the first scheme, a forked one half-way down, and neither takes up a loop that the
-other has begun. The fork happens only while this process has one thread of Python, and its absence
-changes nothing but the time.
+Compiling holds one lock of a process, so on Linux two do it: this one begins with what encodes, a
+forked one at the other end, with what verifies, and neither takes up a loop that the other has
+begun. The fork happens only while this process has one thread of Python, and its absence changes
+nothing but the time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING
 
 from formats.errors import Qwen35Error
+from formats.safetensors.file import torch_dtype
+from formats.tensor import TensorInfo, block_of
 from quant.ggml_types import ggml_type
 from quant.registry import SCHEMES
 from quant.scheme import Scheme
@@ -25,6 +29,10 @@ from quant.stored import each_row
 from qwen35_convert.options import default_workers
 from qwen35_convert.progress import notice
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Step = Callable[[], object]
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
 
 
@@ -34,23 +42,51 @@ def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], ob
     if missing:
         names = ", ".join(scheme.name for scheme in missing)
         say(f"compiling loops for {names} (first use, a few seconds)")
+        steps = list(_steps(missing, verify=verify))
         gc.freeze()  # a collection would look at all that torch has made, again and again
         try:
-            half = len(missing) // 2
-            with _second_process(missing[half:] + missing[:half], verify=verify):
-                _compile(missing, verify=verify)
+            with _second_process(steps[::-1]):
+                _compile(steps)
         finally:
             gc.unfreeze()
 
 
 def warm(scheme: Scheme, *, verify: bool) -> None:
     """Load and compile what a scheme runs."""
+    for step in _steps([scheme], verify=verify):
+        step()
+
+
+def _steps(schemes: Sequence[Scheme], *, verify: bool) -> Iterator[Step]:
+    yield from (partial(_encode, scheme) for scheme in schemes)
+    yield from (partial(_compare, scheme) for scheme in schemes if verify)
+
+
+def _encode(scheme: Scheme) -> None:
+    w = _weight()
+    scheme.encode(w, scheme.prepare(iter([w])))
+
+
+def _compare(scheme: Scheme) -> None:
+    """Compare with what nobody has encoded, so that no encoder is needed."""
+    kept = [part for part in scheme.parts("", SMALLEST) if part.constant is None]
+    zeros = {part.key: _zeros(part.info) for part in kept if not part.measured}
+    scheme.compare(_weight(), each_row(scheme, zeros, SMALLEST))
+
+
+def _weight() -> Tensor:
     import torch
 
-    w = torch.zeros(SMALLEST, dtype=torch.bfloat16)
-    rows = scheme.encode(w, scheme.prepare(iter([w])))
-    if verify:
-        scheme.compare(w, each_row(scheme, rows, SMALLEST))
+    return torch.zeros(SMALLEST, dtype=torch.bfloat16)
+
+
+def _zeros(info: TensorInfo) -> Tensor:
+    """Return a stored tensor of zeros, as it is read: blocks as bytes of rows."""
+    import torch
+
+    if block_of(info.dtype)[0] == 1:
+        return torch.zeros(info.shape, dtype=torch_dtype(info.dtype))
+    return torch.zeros((info.shape[0], info.nbytes // info.shape[0]), dtype=torch.uint8)
 
 
 def _is_compiled(scheme: Scheme, *, verify: bool) -> bool:
@@ -65,32 +101,30 @@ def _is_compiled(scheme: Scheme, *, verify: bool) -> bool:
     return True
 
 
-def _compile(schemes: Iterable[Scheme], *, verify: bool) -> None:
-    """Compile what schemes run; one that needs what the other process compiles waits its turn."""
+def _compile(steps: Iterable[Step]) -> None:
+    """Take steps; one that needs what the other process compiles waits its turn."""
     from quant.loop_cache import Missing, NotCompiledError, when_missing
 
-    waiting = deque(schemes)
+    waiting = deque(steps)
     while waiting:
-        scheme = waiting.popleft()
+        step = waiting.popleft()
         try:
             with when_missing(Missing.SKIP):
-                warm(scheme, verify=verify)
+                step()
         except NotCompiledError:
-            waiting.append(scheme)
+            waiting.append(step)
 
 
 @contextmanager
-def _second_process(schemes: Sequence[Scheme], *, verify: bool) -> Iterator[None]:
-    """Have another process compile what schemes run, where that helps and is safe."""
+def _second_process(steps: Sequence[Step]) -> Iterator[None]:
+    """Have another process take these steps, where that helps and is safe."""
     alone = sys.platform != "linux" or threading.active_count() > 1 or default_workers() < 2
-    if alone or len(schemes) < 2:
+    if alone or len(steps) < 2:
         yield
         return
     from multiprocessing import get_context
 
-    forked = get_context("fork").Process(
-        target=_compile_forked, args=(schemes,), kwargs={"verify": verify}, daemon=True
-    )
+    forked = get_context("fork").Process(target=_compile_forked, args=(steps,), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that run no Python
         forked.start()
@@ -101,14 +135,14 @@ def _second_process(schemes: Sequence[Scheme], *, verify: bool) -> Iterator[None
         forked.join()
 
 
-def _compile_forked(schemes: Sequence[Scheme], *, verify: bool) -> None:
-    """Compile what schemes run; the first process ends this one, and meets all errors itself."""
+def _compile_forked(steps: Sequence[Step]) -> None:
+    """Take steps; the first process ends this one, and meets all errors itself."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with suppress(Qwen35Error):
-        _compile(schemes, verify=verify)
+        _compile(steps)
 
 
 def main(names: Sequence[str]) -> None:
