@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 from formats.errors import Qwen35Error
 from formats.safetensors.file import torch_dtype
-from formats.tensor import TensorInfo, block_of
+from formats.tensor import block_of
 from quant.ggml_types import ggml_type
 from quant.registry import SCHEMES
-from quant.scheme import Scheme
+from quant.scheme import Part, Scheme
 from quant.stored import each_row
 from qwen35_convert.options import default_workers
 from qwen35_convert.progress import notice
@@ -69,24 +69,30 @@ def _encode(scheme: Scheme) -> None:
 
 def _compare(scheme: Scheme) -> None:
     """Compare with what nobody has encoded, so that no encoder is needed."""
-    kept = [part for part in scheme.parts("", SMALLEST) if part.constant is None]
-    zeros = {part.key: _zeros(part.info) for part in kept if not part.measured}
-    scheme.compare(_weight(), each_row(scheme, zeros, SMALLEST))
+    scheme.compare(_weight(), each_row(scheme, blank_parts(scheme), SMALLEST))
+
+
+def blank_parts(scheme: Scheme) -> dict[str, Tensor]:
+    """Return parts of zeros, as they are read back."""
+    parts = (part for part in scheme.parts("", SMALLEST) if part.constant is None)
+    return {part.key: _zeros(part) for part in parts if not part.measured}
+
+
+def _zeros(part: Part) -> Tensor:
+    """Return a part of zeros; blocks are bytes of rows."""
+    import torch
+
+    info = part.info
+    if block_of(info.dtype)[0] > 1:
+        return torch.zeros((info.shape[0], info.nbytes // info.shape[0]), dtype=torch.uint8)
+    zeros = torch.zeros(info.shape, dtype=torch_dtype(info.dtype))
+    return zeros.mT.contiguous() if part.transposed else zeros
 
 
 def _weight() -> Tensor:
     import torch
 
     return torch.zeros(SMALLEST, dtype=torch.bfloat16)
-
-
-def _zeros(info: TensorInfo) -> Tensor:
-    """Return a stored tensor of zeros, as it is read: blocks as bytes of rows."""
-    import torch
-
-    if block_of(info.dtype)[0] == 1:
-        return torch.zeros(info.shape, dtype=torch_dtype(info.dtype))
-    return torch.zeros((info.shape[0], info.nbytes // info.shape[0]), dtype=torch.uint8)
 
 
 def _is_compiled(scheme: Scheme, *, verify: bool) -> bool:

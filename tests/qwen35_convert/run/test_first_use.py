@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
+from quant.ggml.codec import WRITABLE
+from quant.ggml_types import ggml_type
+from quant.registry import OTHER_FORMS, SCHEMES
+from qwen35_convert.run import first_use
 from tests.qwen35_convert.command import ROOT
 
 # Loops of the recipe's types and of what measures them, with the number of their signatures.
 Q8_0 = {"encode_q8_0": 1, "decode_q8_0": 1, "count_scaled": 1}
 F32 = {"cast_f32": 2, "count_cast": 1}  # from BF16 and from F32
 BOTH = {"add_up": 1}
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def convert(source: Path, out: Path, cache: Path, *more: str) -> str:
@@ -78,3 +84,25 @@ def test_quiet_says_nothing(nano_path, tmp_path):
     out, cache = tmp_path / "m.gguf", tmp_path / "cache"
     assert "compiling" not in convert(nano_path, out, cache, "--quiet", "--no-verify")
     assert compiled(cache) == {"encode_q8_0": 1, "cast_f32": 2}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [*SCHEMES.values(), *OTHER_FORMS.values(), *map(ggml_type, WRITABLE)],
+    ids=lambda scheme: f"{scheme.name} {scheme.dialect}",
+)
+def test_blank_parts_are_like_encoded_ones(scheme):
+    """What verifies them is compiled for both."""
+    torch.manual_seed(0)
+    w = torch.randn(first_use.SMALLEST, dtype=torch.bfloat16)
+    encoded, blank = scheme.encode(w, scheme.prepare(iter([w]))), first_use.blank_parts(scheme)
+    assert {key: seen(data) for key, data in blank.items()} == {
+        key: seen(data) for key, data in encoded.items()
+    }
+    first_use.warm(scheme, verify=True)
+
+
+def seen(data: torch.Tensor) -> tuple[object, ...]:
+    """Return what a loop is compiled for; floats of a GGUF file are encoded as bytes."""
+    data = data.view(torch.uint8) if data.dtype in FLOATS else data
+    return data.shape, data.dtype, data.stride()
