@@ -191,13 +191,12 @@ def settle(rows: Rows, factor: Factor) -> None:
     """Choose each unit again, and steps of whole numbers in groups of up to a block."""
     slope = _slope(rows, factor)
     hessian, added = factor.hessian.numpy(), np.float32(factor.added)
-    refit = rows.bits > 0 and rows.group <= BLOCK
     arrays = (x.numpy() for x in (rows.units, rows.d, rows.zero, slope))
     units, d, zero, pull = arrays
     for first, moved in rows.blocks():
         walk.settle_block(
-            units, d, zero, pull, hessian, added, _end(rows.bits), first, rows.group, refit,
-            moved.numpy(),
+            units, d, zero, pull, hessian, added, _end(rows.bits), first, rows.group,
+            rows.refit, moved.numpy(),
         )  # fmt: skip
         walk.subtract(pull, moved.numpy(), hessian, first, 0)
         slope[:, first : first + BLOCK] -= moved * factor.added
