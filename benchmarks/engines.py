@@ -136,13 +136,13 @@ def line_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
         return line | {"passed": False}
     line |= scales_of(theirs.get("scales", {}), ours.get("scales_ours", {}))
     ratio = theirs["ppl"] / ours["ppl_ours"]
-    common = [_common(*pair) for pair in zip(theirs["tokens"], ours["tokens_ours"], strict=True)]
+    counts = [common(*pair) for pair in zip(theirs["tokens"], ours["tokens_ours"], strict=True)]
     return line | {
         "ratio": ratio,
         "passed": abs(ratio - 1) <= TOLERANCE,
-        "greedy_equal": sum(count == NEW_TOKENS for count in common),
-        "prompts": len(common),
-        "greedy_common": common,
+        "greedy_equal": sum(count == NEW_TOKENS for count in counts),
+        "prompts": len(counts),
+        "greedy_common": counts,
     }
 
 
@@ -159,7 +159,7 @@ def scales_of(theirs: dict[str, list[float]], ours: dict[str, list[float]]) -> d
     return {"kv_cache": "fp8", "scales_loaded": loaded} | others
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
+def common(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many tokens are the same from the start on."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))

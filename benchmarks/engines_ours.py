@@ -41,7 +41,7 @@ def ask_ours(source: Path, artifact: Path, spec: dict[str, Any], device: str) ->
         "ppl_ours": report.ppl_artifact,
         "ppl_source": report.ppl_source,
         "kl_ours": report.kl_mean,
-        "tokens_ours": list(_continued(opened, spec, device)),
+        "tokens_ours": list(continued(opened, spec, device)),
         "scales_ours": cache_scales_of(opened),
     }
 
@@ -66,7 +66,7 @@ def cache_scales_of(checkpoint: Checkpoint) -> dict[str, list[float]]:
     }
 
 
-def _continued(checkpoint: Checkpoint, spec: dict[str, Any], device: str) -> Iterator[list[int]]:
+def continued(checkpoint: Checkpoint, spec: dict[str, Any], device: str) -> Iterator[list[int]]:
     """Yield the tokens that follow each prompt, in the dtype of an engine on a GPU."""
     import torch
 

@@ -79,6 +79,7 @@ class Shape:
     tensors: int = 0
     nbytes: int = 0
     form: Form = field(default_factory=lambda: Form(vision=False, mtp_layers=0))
+    vision: Mapping[str, Any] = field(default_factory=lambda: VISION)
 
 
 HUB_FORM = Form(experts="fused", mtp_experts="split", mtp_layers=1, vision=True, head=True)
@@ -117,13 +118,13 @@ def config_of(shape: Shape) -> dict[str, Any]:
     name = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}[kind]
     if not shape.form.vision:
         return {"architectures": [f"{name}ForCausalLM"], **shape.text}
-    vision = VISION | {"out_hidden_size": shape.text["hidden_size"], "model_type": kind}
+    vision = {**shape.vision, "out_hidden_size": shape.text["hidden_size"], "model_type": kind}
     return {
         "architectures": [f"{name}ForConditionalGeneration"],
         "model_type": kind,
         "text_config": dict(shape.text),
         "vision_config": vision,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": shape.text.get("tie_word_embeddings", False),
     }
 
 

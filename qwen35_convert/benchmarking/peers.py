@@ -11,6 +11,7 @@ step, a token for each sequence of a batch at a context, or a prompt with the lo
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import MissingError, RecipeError
 from qwen35_convert.options import check_choice
+from qwen35_convert.serving.artifact import served
+from qwen35_convert.serving.commands import starts
+from qwen35_convert.serving.engines import VLLM
 
 if TYPE_CHECKING:
     from qwen35_convert.benchmarking.point import Point
@@ -120,11 +125,16 @@ def run_fla(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Ite
 
 
 def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
-    """Yield the points with vLLM's times. MissingError with its last words if it fails."""
+    """Yield the points with vLLM's times, started as `inspect` says. MissingError if it fails."""
     folder = _need_folder(checkpoint, "vllm")
     if device != "cuda":
         raise RecipeError("peer vllm", f"cannot run on {device}", "cuda")
-    request = {"folder": str(folder), "vocabulary": checkpoint.config.sizes["V"], "repeat": REPEAT}
+    request = {
+        "folder": str(folder),
+        "options": _vllm_options(checkpoint),
+        "vocabulary": checkpoint.config.sizes["V"],
+        "repeat": REPEAT,
+    }
     with TemporaryDirectory() as scratch:
         job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
         job.write_text(json.dumps(request | {"points": [asdict(point) for point in points]}))
@@ -136,6 +146,32 @@ def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> It
         times: list[float] = json.loads(result.read_bytes())
     for point, ms in zip(points, times, strict=True):
         yield replace(point, peer_ms=ms)
+
+
+def _vllm_options(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return the options of the line that serves it. RecipeError if vLLM does not load it."""
+    artifact = served(checkpoint, str(checkpoint.folder))
+    found = [start for start in starts(artifact) if start.engine == VLLM] if artifact else []
+    for start in found:
+        if start.cannot:
+            raise RecipeError("peer vllm", start.cannot, "an artifact that it loads")
+    return keywords(shlex.split(found[0].pasted)[3:]) if found else {}
+
+
+def keywords(words: Sequence[str]) -> dict[str, object]:
+    """Return the options of a command line as keyword arguments; one without a value is True."""
+    found: dict[str, object] = {}
+    for name, value in pairwise([*words, "--"]):
+        if name.startswith("--"):
+            found[name[2:].replace("-", "_")] = True if value.startswith("--") else _plain(value)
+    return found
+
+
+def _plain(word: str) -> object:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 PEERS = {"transformers": run_transformers, "fla": run_fla, "vllm": run_vllm}

@@ -1,8 +1,13 @@
 """vLLM's own process for `bench --peer vllm`: run as a module with the arguments JOB and RESULT.
 
-JOB is JSON: folder, vocabulary, repeat, points. RESULT becomes a list of milliseconds. A prompt is
-timed to its first token. A decode step is the time each of NEW more tokens adds: vLLM does not
-report single steps, and the difference excludes the prompt and the overhead of a request.
+JOB is JSON: folder, options, vocabulary, repeat, points. RESULT becomes a list of milliseconds. A
+prompt is timed to its first token. vLLM does not report single steps, so a decode step is what each
+of NEW more tokens adds, which leaves out the prompts and the overhead of a request:
+
+    ms = (T(n + NEW) - T(n)) / NEW      n = 1 + 2 * batch, or 1 of a batch of 1
+
+Trap: the prompts of a batch are read one after another, and those that are read go on meanwhile.
+After fewer than n tokens the first would be done before the last begins.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +36,7 @@ def main(job: Path, result: Path) -> None:
 def _engine(spec: Mapping[str, Any]) -> Any:
     from vllm import LLM
 
-    longest = max(point["tokens"] for point in spec["points"]) + NEW + 1
+    longest = max(point["tokens"] + _first(point) + NEW for point in spec["points"])
     return LLM(
         model=spec["folder"],
         dtype="bfloat16",
@@ -40,6 +46,8 @@ def _engine(spec: Mapping[str, Any]) -> Any:
         skip_tokenizer_init=True,
         max_num_seqs=max(point["batch"] for point in spec["points"]),
         limit_mm_per_prompt={"image": 0, "video": 0},
+        additional_config={} if find_spec("flashinfer") else {"gdn_prefill_backend": "triton"},
+        **spec["options"],
     )
 
 
@@ -49,22 +57,30 @@ def _point_ms(engine: Any, point: Mapping[str, Any], spec: Mapping[str, Any]) ->
         {"prompt_token_ids": [ids.randrange(spec["vocabulary"]) for _ in range(point["tokens"])]}
         for _ in range(point["batch"])
     ]
-    first = _median_ms(engine, prompts, 1, repeat)
     if point["what"] == "prefill":
-        return first
-    return (_median_ms(engine, prompts, 1 + NEW, repeat) - first) / NEW
+        return _median([_took_ms(engine, prompts, 1) for _ in range(repeat + 1)])
+    few = _first(point)
+    pairs = [[_took_ms(engine, prompts, n) for n in (few, few + NEW)] for _ in range(repeat + 1)]
+    return _median([(more - fewer) / NEW for fewer, more in pairs])
 
 
-def _median_ms(engine: Any, prompts: list[dict[str, list[int]]], count: int, repeat: int) -> float:
+def _first(point: Mapping[str, Any]) -> int:
+    """Return after how many tokens every sequence of the batch decodes."""
+    return 1 + (2 * point["batch"] if point["batch"] > 1 else 0)
+
+
+def _median(took: list[float]) -> float:
+    """Return the median; the first one warms up."""
+    return statistics.median(took[1:])
+
+
+def _took_ms(engine: Any, prompts: list[dict[str, list[int]]], count: int) -> float:
     from vllm import SamplingParams
 
     wanted = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
-    took = []
-    for _ in range(repeat + 1):  # the first one warms up
-        started = time.perf_counter()
-        engine.generate(prompts, wanted, use_tqdm=False)
-        took.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(took[1:])
+    started = time.perf_counter()
+    engine.generate(prompts, wanted, use_tqdm=False)
+    return (time.perf_counter() - started) * 1e3
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pytest
 
 from qwen35_convert import api
 from qwen35_convert.benchmarking.bench import Bench
-from qwen35_convert.benchmarking.peers import run_fla, run_vllm
+from qwen35_convert.benchmarking.peers import keywords, run_fla, run_vllm
 from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.roofline import draw_roofline
 from qwen35_convert.benchmarking.work import count_work
@@ -127,6 +129,8 @@ class SamplingParams:
 class LLM:
     def __init__(self, *, model, max_model_len, max_num_seqs, enable_prefix_caching, **others):
         assert not enable_prefix_caching
+        if others.get("kv_cache_dtype") == "fp8":
+            raise ValueError("told of its cache")
         if max_num_seqs > 8:
             raise MemoryError("no room for so many")
         self.longest = max_model_len
@@ -149,6 +153,28 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
     assert prefill.peer_ms == pytest.approx(100.0)
     with pytest.raises(MissingError, match="no room for so many"):
         list(run_vllm(checkpoint, [replace(point, batch=9)], "cuda"))
+
+
+def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(VLLM)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    point = Point("decode", 1, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
+    fp8 = ["quantize.kv_cache=fp8", "quantize.calibrate.tokens=512"]
+    api.convert(nano, tmp_path / "kv8", "fp8-block", overrides=fp8)
+    with pytest.raises(MissingError, match="told of its cache"):
+        list(run_vllm(open_checkpoint(tmp_path / "kv8"), [point], "cuda"))
+    written = "--mode align --depth 2 --quiet --config '{\"a\": 1}'"
+    options = {"mode": "align", "depth": 2, "quiet": True, "config": {"a": 1}}
+    assert keywords(shlex.split(written)) == options
+
+
+def test_what_vllm_does_not_load_is_no_race(nano, tmp_path):
+    changes = {"architectures": ["Qwen3_5ForCausalLM"]}
+    shutil.copytree(nano, tmp_path / "named")
+    config = tmp_path / "named" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    with pytest.raises(RecipeError, match="names another class"):
+        list(run_vllm(open_checkpoint(tmp_path / "named"), [], "cuda"))
 
 
 def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
