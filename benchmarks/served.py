@@ -14,6 +14,7 @@ backend of the delta rule. One JSON line for each is appended to benchmarks/resu
     greedy_common            tokens that are the same from the start on, by prompt; ours in bfloat16
     text                     what the server says after the first prompt
     drafted, accepted        tokens of the MTP head, by the server's own counters
+    kernels                  what vLLM says it has chosen
 
 The exit code is 1 if a line starts no server. Logs stay in FOLDER.
 """
@@ -35,7 +36,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from benchmarks.convert import commit
@@ -45,7 +45,7 @@ from benchmarks.engines_vllm import ENVIRONMENT
 
 RECIPES = ("fp8-block-hub", "fp8-block-kv8", "int8", "int4", "nvfp4a16", "nvfp4-mixed")
 CONTEXT, BATCH = 2048, 8
-LONGEST_S = 420
+LONGEST_S = 360
 ALONE = "VLLM_ENABLE_V1_MULTIPROCESSING"  # of an engine in one process; a server has two
 ADDED = (
     "--gpu-memory-utilization 0.02 --kv-cache-memory-bytes 2000000000 --gdn-prefill-backend triton"
@@ -93,10 +93,11 @@ def ask(line: Line, port: int, spec: dict[str, Any]) -> dict[str, Any]:
         try:
             _wait(server, f"{address}/health")
             start = {"starts": True, "start_s": round(time.perf_counter() - started, 1)}
-            return start | _answers(address, str(line.job.artifact), spec)
+            chosen = {"kernels": kernels(line.log.read_text(errors="replace"))}
+            return start | _answers(address, str(line.job.artifact), spec) | chosen
         except (OSError, RuntimeError) as error:
             said = line.log.read_text(errors="replace")
-            return {"starts": False, "error": last_error(f"{said}\n{error}"), "log": kernels(said)}
+            return {"starts": False, "error": last_error(f"{said}\n{error}")}
         finally:
             stop(server)
 
@@ -109,7 +110,7 @@ def _wait(server: subprocess.Popen[bytes], address: str) -> None:
         try:
             with urlopen(address, timeout=10):
                 return
-        except URLError:
+        except OSError:
             time.sleep(1)
     raise RuntimeError(f"it does not answer after {LONGEST_S} s")
 
@@ -126,7 +127,7 @@ def _answers(address: str, model: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 def _post(address: str, body: dict[str, Any]) -> Any:
     request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=120) as answer:
+    with urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
