@@ -12,6 +12,13 @@ from typing import Any
 from qwen35_convert.serving.artifact import Served
 from qwen35_convert.serving.engines import ENGINES, ROWS, VERSIONS, Engine, Row
 
+NO_PATH = (
+    "-",
+    "~",
+    '"',
+    " ",
+)  # an option; a home, quotes or nothing to Ollama, whose words they are
+LONGEST_NAME = 80  # of a model in Ollama
 NO_WORD = re.compile(r"[^A-Za-z0-9._-]+")
 KV_TRANSFER = """'{"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}'"""
 
@@ -104,7 +111,7 @@ def _filler(
 ) -> Callable[[str], str]:
     """Return what puts an artifact into a template: each value as a word of the engine's line."""
     word = repr if engine.python else shlex.quote
-    path = f"./{artifact.path}" if artifact.path.startswith("-") else artifact.path
+    path = f"./{artifact.path}" if artifact.path.startswith(NO_PATH) else artifact.path
     values = {
         "model": word(path),
         "loader": loader,
@@ -123,7 +130,7 @@ def _filler(
 def short_name(path: str) -> str:
     """Return a name that every engine takes, from that of a file or folder."""
     name = Path(path).name.removesuffix(".gguf")
-    return NO_WORD.sub("-", name).strip("-._") or "model"
+    return NO_WORD.sub("-", name).strip("-._")[:LONGEST_NAME] or "model"
 
 
 def lmcache(vllm: Start, block: int) -> Iterator[str]:

@@ -6,11 +6,13 @@ no row names one, nothing is known and nothing is said. `least` is the oldest ve
 with such an artifact, or whose source or documentation was read: an older one may do.
 
 Sources. vLLM: its recipes for Qwen3.5 (0.17.0; `mtp`); source at 0.26 and 0.33; text classes since
-0.27; artifacts of ours that were loaded in 0.26. SGLang: its Qwen3.5 cookbook and the images that
-run it (0.5.9); source at 0.5.23; issues 35797 and 37828. transformers: release 5.2.0; loaded in
-5.24. llama.cpp: pull requests 19468 (qwen35), 20506 (NVFP4), 22673 (MTP, first in b9180), 25334.
-Ollama: its documentation of Modelfiles and imports; 0.30 is the first that runs GGUF files in
-llama.cpp's server, before that it refused many of this family (issues 14545, 16282).
+0.27, their MTP head since 0.28; artifacts of ours that were loaded in 0.26, whose parser takes the
+lines. SGLang: its Qwen3.5 cookbook and the images that run it (0.5.9); source at 0.5.16; the parser
+of 0.5.23, which takes the lines; issues 35797 and 37828. transformers: release 5.2.0; loaded in
+5.24. llama.cpp: pull requests 19468 (qwen35), 20506 (NVFP4), 22673 (MTP, first in b9180), 25334;
+its server ran the lines (b10434). Ollama: its parser, its documentation of Modelfiles and imports;
+0.30 is the first that runs GGUF files in llama.cpp's server, before that it refused many of this
+family (issues 14545, 16282).
 """
 
 from __future__ import annotations
@@ -159,8 +161,10 @@ NVFP4_MODELOPT = (NVFP4_A16[1], NVFP4_A4[1])
 FOUR_BITS = (*NVFP4_A16, *NVFP4_A4, MXFP4, INT4)
 NEXTN = (
     " --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 "
-    "--speculative-num-draft-tokens 4 --mamba-scheduler-strategy extra_buffer"
+    "--speculative-num-draft-tokens 4"
 )
+# Newer ones choose it by themselves, and the option is gone (0.5.23).
+OLD_STRATEGY = "to draft, versions before 0.5.16 need --mamba-scheduler-strategy extra_buffer, too"
 DRAFT = """ --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}'"""
 DEQUANTIZE = ", quantization_config=transformers.CompressedTensorsConfig(dequantize=True)"
 GGUF_ONLY = "it reads GGUF files; qwen35 convert {model} -o {name}.gguf"
@@ -227,7 +231,8 @@ ROWS: tuple[Row, ...] = (
     Row(SGLANG, (FP8_CACHE,), SGLANG_23, " --kv-cache-dtype fp8_e4m3"),
     Row(TRANSFORMERS, (FP8_CACHE,), note="it leaves the scales of the cache out, with a warning"),
     *(Row(VLLM, (names, MTP), drafts=DRAFT) for names in (HUB, TEXT)),
-    *(Row(SGLANG, (form, MTP), drafts=NEXTN) for form in (PLAIN, FP8)),
+    Row(VLLM, (TEXT, MTP), note="drafts of text-only artifacts need vLLM 0.28"),
+    *(Row(SGLANG, (form, MTP), drafts=NEXTN, note=OLD_STRATEGY) for form in (PLAIN, FP8)),
     Row(SGLANG, (COMPRESSED, MTP), note="it accepts no drafts of the MTP head (issue 35797)"),
     Row(TRANSFORMERS, (MTP,), note="it leaves the MTP head out"),
     # GGUF files.

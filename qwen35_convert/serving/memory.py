@@ -6,7 +6,8 @@
                layers share G pools, G the number of layers of the rarer kind; those of the other
                kind are ceil(layers / G) groups, which stand in the same pools
                cache = G * page * (batch * (ceil(context / N) + 2 * groups) + 1)
-               2: with prefix caching, its default, a sequence has two states; 1: an unused page
+               2: with prefix caching, its default since 0.28, a sequence has two states; 1: an
+               unused page
     SGLang     cache = batch * (states + context * tokens), at least: prefixes are kept beside
     llama.cpp  as SGLang, conv in F32, keys and values in F16, 256 tokens at a time
 

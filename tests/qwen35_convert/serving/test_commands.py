@@ -159,7 +159,24 @@ def test_every_line_names_the_path_whatever_is_in_it(path):
     assert said.removeprefix("FROM ").removeprefix("./") == f"{path}.gguf"
 
 
+def test_what_a_path_begins_with_means_nothing_to_an_engine():
+    file = frozenset({"a GGUF file", "types of ggml"})
+    for path in ("~x.gguf", '"x".gguf', " x.gguf", "-x.gguf"):
+        llama, ollama = starts(Served(path, file, file))
+        assert f"./{path}" in shlex.split(llama.pasted)
+        assert f"FROM ./{path}" in shlex.split(ollama.serve[0])
+
+
+def test_a_note_says_which_version_drafts(made):
+    assert "drafts of text-only artifacts need vLLM 0.28" in of(made("fp8-block"), "vllm")["notes"]
+    hub = made("fp8-block-hub")
+    assert of(hub, "vllm")["notes"] == ()
+    assert "--mamba-scheduler-strategy" not in of(hub, "sglang")["draft"][0]
+    assert any("before 0.5.16" in note for note in of(hub, "sglang")["notes"])
+
+
 def test_names_are_such_that_ollama_takes_them():
+    assert len(short_name("x" * 200)) == 80
     assert short_name("models/Qwen 3.5 (27B)_Q4.gguf") == "Qwen-3.5-27B-_Q4"
     assert short_name("...") == "model"
 
