@@ -19,13 +19,14 @@ from typing import Any
 
 from benchmarks.convert import commit
 from qwen35_convert import api
+from qwen35_convert.benchmarking.bench import Sweep
 from qwen35_convert.errors import MissingError
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
 FIGURES = ("what", "ms", "eager_ms", "floor_ms", "fraction_of_floor", "batch", "peer_ms")
 
 
-def measure(artifact: Path, sweep: api.Sweep) -> Iterator[dict[str, Any]]:
+def measure(artifact: Path, sweep: Sweep) -> Iterator[dict[str, Any]]:
     """Yield a line for each point."""
     bench = api.bench(artifact, sweep)
     for point in bench.points:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for and append the lines."""
     options = _options(arguments)
     sizes = {"prefill": tuple(options.prefill), "batch": tuple(options.batch)}
-    sweep = api.Sweep(**sizes, context=options.context, device=options.device, peer=options.peer)
+    sweep = Sweep(**sizes, context=options.context, device=options.device, peer=options.peer)
     failed = 0
     for artifact in options.artifacts:
         try:

@@ -70,9 +70,9 @@ class Line:
 
 def lines_of(job: Job, added: str) -> Iterator[Line]:
     """Yield the lines that `inspect --context --batch` shows for vLLM."""
-    from qwen35_convert import api
+    from qwen35_convert.inspection.source import inspect
 
-    shown = api.inspect(convert(job), context=CONTEXT, batch=BATCH).serving["engines"]
+    shown = inspect(convert(job), context=CONTEXT, batch=BATCH).serving["engines"]
     (engine,) = (one for one in shown if one["engine"] == "vllm")
     for what in ("serve", "draft"):
         yield from (Line(job, what, text, added) for text in engine[what])

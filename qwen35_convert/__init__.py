@@ -21,12 +21,84 @@ their place, which would load without an error.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qwen35_convert.api import *
+    from formats.errors import FormatError, Qwen35Error
+    from quant.errors import QuantError
+    from qwen35_convert.api import (
+        bench,
+        compare,
+        convert,
+        download,
+        fit_recipe,
+        imatrix,
+        plan,
+        quantize,
+        run_text,
+        sensitivity,
+        upload,
+        verify,
+    )
+    from qwen35_convert.artifact import Conversion
+    from qwen35_convert.benchmarking.bench import Bench, Sweep
+    from qwen35_convert.comparison.folders import Folders
+    from qwen35_convert.comparison.result import Comparison
+    from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
+    from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
+    from qwen35_convert.failure import Failure
+    from qwen35_convert.fit.goal import Fitted, Goal
+    from qwen35_convert.fit.question import Question
+    from qwen35_convert.fit.sensitivity import Sensitivity
+    from qwen35_convert.hub.fetch import Fetched
+    from qwen35_convert.inspection.inspect import Inspection
+    from qwen35_convert.inspection.source import inspect
+    from qwen35_convert.options import Limit, RunOptions
+    from qwen35_convert.planning.plan import Plan
+    from qwen35_convert.publish import Uploaded
+    from qwen35_convert.recipe import Recipe, read_recipe
+    from qwen35_convert.source import Merge
+    from qwen35_convert.text.generation import Prompt
+    from qwen35_convert.verification.logits import LogitsCheck
+    from qwen35_convert.verification.verify import Report
+
+API = "qwen35_convert.api"
+HOMES = {  # of what is not in API
+    "Bench": "qwen35_convert.benchmarking.bench",
+    "Comparison": "qwen35_convert.comparison.result",
+    "Conversion": "qwen35_convert.artifact",
+    "Failure": "qwen35_convert.failure",
+    "FetchError": "qwen35_convert.errors",
+    "Fetched": "qwen35_convert.hub.fetch",
+    "Fitted": "qwen35_convert.fit.goal",
+    "Folders": "qwen35_convert.comparison.folders",
+    "FormatError": "formats.errors",
+    "Goal": "qwen35_convert.fit.goal",
+    "ImatrixReport": "qwen35_convert.containers.gguf.imatrix_file",
+    "Inspection": "qwen35_convert.inspection.inspect",
+    "Limit": "qwen35_convert.options",
+    "LogitsCheck": "qwen35_convert.verification.logits",
+    "Merge": "qwen35_convert.source",
+    "MissingError": "qwen35_convert.errors",
+    "OutputError": "qwen35_convert.errors",
+    "Plan": "qwen35_convert.planning.plan",
+    "Prompt": "qwen35_convert.text.generation",
+    "QuantError": "quant.errors",
+    "Question": "qwen35_convert.fit.question",
+    "Qwen35Error": "formats.errors",
+    "Recipe": "qwen35_convert.recipe",
+    "RecipeError": "qwen35_convert.errors",
+    "Report": "qwen35_convert.verification.verify",
+    "RunOptions": "qwen35_convert.options",
+    "Sensitivity": "qwen35_convert.fit.sensitivity",
+    "Sweep": "qwen35_convert.benchmarking.bench",
+    "Uploaded": "qwen35_convert.publish",
+    "inspect": "qwen35_convert.inspection.source",
+    "read_recipe": "qwen35_convert.recipe",
+}
 
 __all__ = [
     "Bench",
@@ -94,9 +166,7 @@ def __getattr__(name: str) -> Any:
     """Return a name of the API, which is imported on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'qwen35_convert' has no attribute {name!r}")
-    from qwen35_convert import api
-
-    return getattr(api, name)
+    return getattr(import_module(HOMES.get(name, API)), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, with typed arguments and results.
+"""The functions of the Python API: what the commands do, with typed arguments and results.
 
 A source is a folder, a file, or "owner/name[@revision]" on the hub; or a `Merge` of two of them, an
 adapter and its model. A recipe is a bundled name, a file, or a `Recipe`. Each function raises a
@@ -7,23 +7,20 @@ and FetchError (input refused), OutputError (output refused), MissingError (the 
 something). Their `exit_code` is that of the command.
 
 What refuses a source or a recipe is all that this module and its functions load at first: an error
-needs nothing that computes or compares. The types are loaded when they are named (`HOMES`).
+needs nothing that computes or compares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from formats.errors import FormatError, Qwen35Error
-from quant.errors import QuantError
 from qwen35_convert.comparison.folders import HERE, Folders
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.errors import FetchError, MissingError, OutputError, RecipeError
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.question import USUAL, Question
-from qwen35_convert.options import DEFAULTS, Limit, RunOptions, check_device
+from qwen35_convert.options import DEFAULTS, RunOptions, check_device
 from qwen35_convert.progress import items_bar, quiet
 from qwen35_convert.recipe_choice import default_recipe, named_recipe, quantize_recipe
 from qwen35_convert.source import Merge, Source, open_headers, open_source
@@ -35,42 +32,18 @@ if TYPE_CHECKING:
     from qwen35_convert.benchmarking.bench import Bench, Sweep
     from qwen35_convert.comparison.result import Comparison
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
-    from qwen35_convert.failure import Failure
     from qwen35_convert.fit.goal import Fitted, Goal
     from qwen35_convert.fit.sensitivity import Sensitivity
     from qwen35_convert.hub.fetch import Fetched
-    from qwen35_convert.inspection.inspect import Inspection
-    from qwen35_convert.inspection.source import inspect
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.publish import Uploaded
-    from qwen35_convert.recipe import Recipe, read_recipe
+    from qwen35_convert.recipe import Recipe
     from qwen35_convert.text.generation import Prompt
     from qwen35_convert.verification.logits import LogitsCheck
     from qwen35_convert.verification.verify import Report
     from qwen35_convert.write.receipt import Origin
 
 UNNAMED = Path("model")
-HOMES = {  # of what is loaded when it is named
-    "Bench": "benchmarking.bench",
-    "Comparison": "comparison.result",
-    "Conversion": "artifact",
-    "Failure": "failure",
-    "Fetched": "hub.fetch",
-    "Fitted": "fit.goal",
-    "Goal": "fit.goal",
-    "ImatrixReport": "containers.gguf.imatrix_file",
-    "Inspection": "inspection.inspect",
-    "LogitsCheck": "verification.logits",
-    "Plan": "planning.plan",
-    "Prompt": "text.generation",
-    "Recipe": "recipe",
-    "Report": "verification.verify",
-    "Sensitivity": "fit.sensitivity",
-    "Sweep": "benchmarking.bench",
-    "Uploaded": "publish",
-    "inspect": "inspection.source",
-    "read_recipe": "recipe",
-}
 
 
 def plan(
@@ -345,58 +318,3 @@ def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
     from qwen35_convert.text.generation import generate_text
 
     return generate_text(opened, prompt)
-
-
-def __getattr__(name: str) -> Any:
-    """Return what is loaded when it is named."""
-    home = HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"qwen35_convert.{home}"), name)
-
-
-__all__ = [
-    "Bench",
-    "Comparison",
-    "Conversion",
-    "Failure",
-    "FetchError",
-    "Fetched",
-    "Fitted",
-    "Folders",
-    "FormatError",
-    "Goal",
-    "ImatrixReport",
-    "Inspection",
-    "Limit",
-    "LogitsCheck",
-    "Merge",
-    "MissingError",
-    "OutputError",
-    "Plan",
-    "Prompt",
-    "QuantError",
-    "Question",
-    "Qwen35Error",
-    "Recipe",
-    "RecipeError",
-    "Report",
-    "RunOptions",
-    "Sensitivity",
-    "Sweep",
-    "Uploaded",
-    "bench",
-    "compare",
-    "convert",
-    "download",
-    "fit_recipe",
-    "imatrix",
-    "inspect",
-    "plan",
-    "quantize",
-    "read_recipe",
-    "run_text",
-    "sensitivity",
-    "upload",
-    "verify",
-]

@@ -18,7 +18,9 @@ from qwen35_convert import github
 from qwen35_convert.errors import Mistake, OutputError, RecipeError
 
 if TYPE_CHECKING:
-    from qwen35_convert.api import Conversion, Report, Uploaded
+    from qwen35_convert.artifact import Conversion
+    from qwen35_convert.publish import Uploaded
+    from qwen35_convert.verification.verify import Report
 
 TEXT, JSON, GITHUB = FORMS = ("text", "json", "github")
 MAX_MESSAGE = 4000

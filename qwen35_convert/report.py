@@ -16,7 +16,7 @@ from qwen35_convert.write.receipt import dump_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from qwen35_convert.api import Conversion
+    from qwen35_convert.artifact import Conversion
     from qwen35_convert.benchmarking.bench import Bench
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
     from qwen35_convert.fit.sensitivity import Sensitivity

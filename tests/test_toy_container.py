@@ -29,6 +29,7 @@ from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan, Shard
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.recipe_parts import Format
+from qwen35_convert.text.generation import Prompt
 from qwen35_convert.write.receipt import dump_json
 
 MAGIC, WEIGHTS, TABLE = b"TOYBOX 1", "weights.toy", "table.json"
@@ -150,7 +151,7 @@ def test_verification_asks_the_container_for_its_own_checks(artifact, nano_path,
 
 def test_it_is_inspected_and_run(artifact):
     assert q.inspect(artifact).quantization == "fp8-block"
-    assert "".join(api.run_text(artifact, api.Prompt("In the beginning", max_tokens=4)))
+    assert "".join(api.run_text(artifact, Prompt("In the beginning", max_tokens=4)))
 
 
 def test_it_is_a_source_like_any_other(artifact, nano_path, tmp_path):

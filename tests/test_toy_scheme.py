@@ -24,6 +24,7 @@ from quant.scheme import Cost, Part, Shape
 from quant.usual import Usual
 from qwen35_convert import api
 from qwen35_convert.options import RunOptions
+from qwen35_convert.text.generation import Prompt
 
 LEVELS = ("structure", "tensors", "logits")
 
@@ -170,7 +171,7 @@ def test_inspect_names_the_scheme(artifact):
 
 
 def test_the_artifact_generates_text(artifact):
-    assert "".join(api.run_text(artifact, api.Prompt("In the beginning", max_tokens=4)))
+    assert "".join(api.run_text(artifact, Prompt("In the beginning", max_tokens=4)))
 
 
 def test_it_is_converted_back_and_on(artifact, nano_path, tmp_path):

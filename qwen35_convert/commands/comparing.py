@@ -72,6 +72,7 @@ def compare(
     Example: qwen35 compare ./Qwen3.5-9B --recipe fp8-block --recipe int4 --html page.html
     """
     from qwen35_convert import api, report
+    from qwen35_convert.comparison.folders import Folders
     from qwen35_convert.durable import check_place, save_file
     from qwen35_convert.heads import FIGURES, PAGE
 
@@ -86,7 +87,7 @@ def compare(
         recipe or [],
         artifacts,
         text=text,
-        folders=api.Folders(work or beside[0], keep, logits_cache),
+        folders=Folders(work or beside[0], keep, logits_cache),
         options=RunOptions(workers=workers, memory_limit=limit, device=device, progress=not quiet),
     )
     if html:

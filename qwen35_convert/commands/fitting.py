@@ -52,6 +52,7 @@ def sensitivity(
     """
     from qwen35_convert import api, report
     from qwen35_convert.errors import RecipeError
+    from qwen35_convert.fit.question import Question
 
     names = tuple(word.strip() for word in (forms or "").split(",") if word.strip())
     if forms is not None and not names:
@@ -60,7 +61,7 @@ def sensitivity(
         merged(source, base),
         out,
         recipe,
-        api.Question(text, chunks, names),
+        Question(text, chunks, names),
         RunOptions(workers=workers, overwrite=overwrite, progress=not quiet),
         overrides=tuple(set_ or ()),
     )

@@ -28,7 +28,7 @@ from qwen35_convert.options import RunOptions
 from qwen35_convert.output import JSON, Output
 
 if TYPE_CHECKING:
-    from qwen35_convert.api import Report
+    from qwen35_convert.verification.verify import Report
 
 
 def verify(
@@ -73,6 +73,7 @@ def verify(
     """
     from qwen35_convert import api, report
     from qwen35_convert.errors import RecipeError
+    from qwen35_convert.verification.logits import LogitsCheck
 
     output = Output.of("verify", output_format, junit, json=json)
     if list_checks:
@@ -89,7 +90,7 @@ def verify(
         artifact,
         against and merged(against, base),
         level=level,
-        logits=api.LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
+        logits=LogitsCheck(text, max_kl, min_top1, cache=logits_cache),
         options=RunOptions(workers=workers, memory_limit=limit, progress=not quiet),
         by_bounds=by_bounds,
     )

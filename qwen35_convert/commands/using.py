@@ -72,12 +72,12 @@ def bench(
     Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
     """
     from qwen35_convert import api, report
-
-    sweep = api.Sweep(
-        parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer
-    )
+    from qwen35_convert.benchmarking.bench import Sweep
     from qwen35_convert.benchmarking.roofline import check_plot, draw_roofline
 
+    sweep = Sweep(
+        parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer
+    )
     if plot is not None:
         check_plot(plot)
     measured = api.bench(artifact, sweep, progress=not quiet)
@@ -111,8 +111,9 @@ def run(
     Example: qwen35 run ./Qwen3.5-27B-FP8 --chat --prompt "Why is the sky blue?"
     """
     from qwen35_convert import api
+    from qwen35_convert.text.generation import Prompt
 
-    request = api.Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
+    request = Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
     for piece in api.run_text(artifact, request):
         print(piece, end="", flush=True)
     print()

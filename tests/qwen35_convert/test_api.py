@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import venv
-from inspect import isfunction
+from inspect import getmembers, isfunction
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,13 @@ def test_every_name_is_what_it_says_also_after_all_submodules_were_imported():
 
 
 def test_what_is_named_is_what_the_api_has():
-    assert qwen35_convert.__all__ == api.__all__ == sorted(dir(qwen35_convert))
+    assert qwen35_convert.__all__ == sorted(dir(qwen35_convert))
+    for name in qwen35_convert.__all__:
+        home = qwen35_convert.HOMES.get(name, api.__name__)
+        assert getattr(qwen35_convert, name).__module__ == home
+    public = {name for name, _ in getmembers(api, isfunction) if not name.startswith("_")}
+    own = {name for name in public if getattr(api, name).__module__ == api.__name__}
+    assert own == {*qwen35_convert.__all__} - qwen35_convert.HOMES.keys()
     for name in FUNCTIONS:
         assert isfunction(getattr(qwen35_convert, name))
     with pytest.raises(AttributeError, match="no attribute 'convrt'"):
@@ -116,7 +122,7 @@ def test_a_recipe_is_a_name_a_path_or_a_recipe(tmp_path, nano, kind):
     changes = ["quantize.scale=float32"]
     expected = read_recipe(str(file), changes)
     assert api.plan(nano, given, overrides=changes).recipe == expected
-    assert api.read_recipe(file, changes) == expected
+    assert read_recipe(file, changes) == expected
     with pytest.raises(RecipeError, match="did you mean 'scale'"):
         api.convert(nano, tmp_path / "out", given, overrides=["quantize.skale=float32"])
 

@@ -13,7 +13,10 @@ from transformers import AutoModel
 from formats.errors import FormatError
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
+from qwen35_convert.artifact import Conversion
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.text.generation import Prompt
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp
 from tests.runtime.models import distance, text_ids
@@ -48,7 +51,7 @@ def class_of(folder: Path) -> str:
     return name
 
 
-def to_gguf(source: Path, scheme: str = "f32") -> api.Conversion:
+def to_gguf(source: Path, scheme: str = "f32") -> Conversion:
     recipe = build_recipe({"quantize": {"scheme": scheme}, "export": {"format": "gguf"}})
     return api.convert(source, source.with_name("out.gguf"), recipe)
 
@@ -199,14 +202,14 @@ def test_a_module_with_weights_of_its_own_is_refused_by_name(tmp_path):
 def test_what_needs_a_head_says_that_there_is_none(tmp_path):
     source = embedder(tmp_path / "in")
     with pytest.raises(FormatError, match="is a Qwen3_5TextModel, which has no head"):
-        list(api.run_text(source, api.Prompt("x", max_tokens=1)))
+        list(api.run_text(source, Prompt("x", max_tokens=1)))
     recipe = read_recipe("bf16-split", ["verify.level=logits"])
     with pytest.raises(FormatError, match="has no head"):
         api.convert(source, tmp_path / "out", recipe)
 
 
 def test_inspect_says_that_there_is_no_head(tmp_path):
-    shown = api.inspect(embedder(tmp_path / "in"))
+    shown = inspect(embedder(tmp_path / "in"))
     assert shown.problems == []
     assert any("Qwen3_5TextModel has no head" in note for note in shown.notes)
     assert shown.config["tie_word_embeddings"] is False

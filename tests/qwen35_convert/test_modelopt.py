@@ -22,6 +22,7 @@ from quant.fourbit.reference import pack
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.text.generation import Prompt
 from tests.checkpoints import moe
 from tests.qwen35_convert.verification.damage import damage, edit_config
 
@@ -163,7 +164,7 @@ def test_a_gguf_file_has_no_dialect():
 
 
 def test_it_generates_text(weights_alone):
-    assert "".join(api.run_text(weights_alone, api.Prompt("In the beginning", max_tokens=4)))
+    assert "".join(api.run_text(weights_alone, Prompt("In the beginning", max_tokens=4)))
 
 
 # As input

@@ -12,8 +12,12 @@ import torch
 
 from formats.errors import FormatError
 from qwen35_convert import api
+from qwen35_convert.artifact import Conversion
 from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.text.generation import Prompt
+from qwen35_convert.verification.logits import LogitsCheck
 from tests.llama_cpp import LlamaCpp
 from tests.runtime.models import distance, full, load, text_ids, transformers_logits
 from tests.variants import NANO, nano
@@ -63,7 +67,7 @@ def model(folder: Path, block: dict[str, Any] | None, **text: Any) -> Path:
     return nano(folder, text={"rope_parameters": block, **text})
 
 
-def to_gguf(source: Path, out: Path, scheme: str = "f32") -> api.Conversion:
+def to_gguf(source: Path, out: Path, scheme: str = "f32") -> Conversion:
     recipe = build_recipe({"quantize": {"scheme": scheme}, "export": {"format": "gguf"}})
     return api.convert(source, out, recipe)
 
@@ -131,7 +135,7 @@ def test_what_gguf_cannot_say_is_refused_before_a_byte(tmp_path, name, what):
 def test_what_is_not_computed_is_refused_by_name(tmp_path, name):
     source = model(tmp_path / "in", CARRIED[name])
     with pytest.raises(FormatError, match=f"rope_type '{name}' is not computed"):
-        list(api.run_text(source, api.Prompt("In the beginning", max_tokens=2)))
+        list(api.run_text(source, Prompt("In the beginning", max_tokens=2)))
     recipe = read_recipe("bf16-split", ["verify.level=logits"])
     with pytest.raises(FormatError, match=f"rope_type '{name}' is not computed"):
         api.convert(source, tmp_path / "out", recipe)
@@ -141,7 +145,7 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, name):
 def test_level_logits_sees_another_scaling(tmp_path):
     source, out = model(tmp_path / "in", YARN), tmp_path / "out"
     (tmp_path / "text.txt").write_text("And the evening and the morning were the first day. " * 40)
-    check = api.LogitsCheck(str(tmp_path / "text.txt"))
+    check = LogitsCheck(str(tmp_path / "text.txt"))
     api.convert(source, out, read_recipe("bf16-split"))
     assert api.verify(out, source, level="logits", logits=check).logits["kl_mean"] < 1e-6
     config = json.loads((out / "config.json").read_text())
@@ -195,13 +199,13 @@ def test_what_yarn_works_out_may_be_stated_and_left_out(tmp_path):
 
 def test_two_blocks_that_differ_are_refused(tmp_path):
     source = model(tmp_path / "in", PLAIN, rope_scaling=OLD)
-    assert any("rope_scaling" in p["problem"] for p in api.inspect(source).problems)
+    assert any("rope_scaling" in p["problem"] for p in inspect(source).problems)
     with pytest.raises(FormatError, match=r"rope_scaling beside .*rope_parameters"):
         api.convert(source, tmp_path / "out", read_recipe("bf16-split"))
 
 
 def test_inspect_shows_the_scaling(tmp_path):
-    shown = api.inspect(model(tmp_path / "in", YARN)).config
+    shown = inspect(model(tmp_path / "in", YARN)).config
     assert shown["rope_type"] == "yarn"
     assert (shown["factor"], shown["original_max_position_embeddings"]) == (4.0, 64)
-    assert "rope_type" not in api.inspect(NANO).config
+    assert "rope_type" not in inspect(NANO).config

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from formats.errors import FormatError
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
+from qwen35_convert.artifact import Conversion
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt
@@ -23,7 +24,7 @@ FOLDER, GGUF = ("out", "bf16-split"), ("out.gguf", "gguf-q8_0")
 BOTH = pytest.mark.parametrize("form", [FOLDER, GGUF], ids=["folder", "gguf"])
 
 
-def convert(source: Path, form: tuple[str, str] = FOLDER, *changes: str) -> api.Conversion:
+def convert(source: Path, form: tuple[str, str] = FOLDER, *changes: str) -> Conversion:
     out = source.with_name(form[0])
     return api.convert(source, out, read_recipe(form[1], list(changes)))
 

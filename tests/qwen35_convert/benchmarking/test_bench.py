@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Bench
+from qwen35_convert.benchmarking.bench import Bench, Sweep
 from qwen35_convert.benchmarking.peers import keywords, run_fla, run_vllm
 from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.roofline import draw_roofline
@@ -26,7 +26,7 @@ from tests.checkpoints import dense, moe
 from tests.qwen35_convert.command import called
 
 ROOT = Path(__file__).parents[3]
-SMALL = api.Sweep(prefill=(20,), batch=(1, 3), context=24, device="cpu")
+SMALL = Sweep(prefill=(20,), batch=(1, 3), context=24, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -102,17 +102,17 @@ def test_every_step_of_the_sweep_is_timed(tmp_path):
 def test_a_sweep_that_cannot_be_is_refused():
     for wrong in ({"prefill": (0,)}, {"batch": (-1,)}, {"context": 1 << 40}):
         with pytest.raises(RecipeError, match="expected 1 to"):
-            api.Sweep(**wrong)
+            Sweep(**wrong)
     with pytest.raises(RecipeError, match="device is 'tpu'"):
-        api.bench(ROOT / "tests" / "data" / "nano-dense", api.Sweep(device="tpu"))
+        api.bench(ROOT / "tests" / "data" / "nano-dense", Sweep(device="tpu"))
 
 
 def test_a_peer_that_is_unknown_or_missing_is_said(nano, monkeypatch):
     with pytest.raises(RecipeError, match="expected transformers"):
-        api.bench(nano, api.Sweep((), (1,), 8, "cpu", peer="other"))
+        api.bench(nano, Sweep((), (1,), 8, "cpu", peer="other"))
     monkeypatch.setattr("qwen35_convert.benchmarking.peers.find_spec", lambda _: None)
     with pytest.raises(MissingError, match="not installed"):
-        api.bench(nano, api.Sweep((), (1,), 8, "cpu", peer="transformers"))
+        api.bench(nano, Sweep((), (1,), 8, "cpu", peer="transformers"))
 
 
 VLLM = """
@@ -185,7 +185,7 @@ def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_transformers_runs_the_same_steps_beside(nano):
-    found = api.bench(nano, api.Sweep((16,), (2,), 12, "cpu", peer="transformers"))
+    found = api.bench(nano, Sweep((16,), (2,), 12, "cpu", peer="transformers"))
     assert [p.peer_ms is not None and p.peer_ms > 0 for p in found.points] == [True, True]
 
 
@@ -196,7 +196,7 @@ def test_a_package_that_transformers_lacks_for_these_weights_is_named(nano, monk
 
     monkeypatch.setattr("qwen35_convert.benchmarking.peers._transformers_ms", lacking)
     with pytest.raises(MissingError, match=r"cannot run .*`kernels` is not installed"):
-        api.bench(nano, api.Sweep((16,), (), 12, "cpu", peer="transformers"))
+        api.bench(nano, Sweep((16,), (), 12, "cpu", peer="transformers"))
 
 
 def test_the_roofline_is_drawn(tmp_path):

@@ -21,6 +21,7 @@ from formats.errors import FormatError
 from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.recipe import build_recipe
 from tests.checkpoints import hub_config, make_weights
@@ -260,7 +261,7 @@ def test_other_algorithms_of_modelopt_are_refused_by_name(tmp_path, algo):
     source, _ = static(tmp_path / "in", "modelopt")
     edit_config(source, lambda c: c["quantization_config"].update(quant_algo=algo))
     with pytest.raises(FormatError, match=f"quantised by modelopt {algo}, expected BF16"):
-        api.inspect(source)
+        inspect(source)
 
 
 # A scale that was lost

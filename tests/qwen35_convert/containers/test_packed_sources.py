@@ -16,8 +16,10 @@ from quant.errors import QuantError
 from quant.stored import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.options import RunOptions
 from qwen35_convert.recipe import build_recipe
+from qwen35_convert.text.generation import Prompt
 from tests import packed
 from tests.checkpoints import hub_config, make_weights, split_experts
 from tests.formats.layouts import FP8_ROLES, role_of
@@ -228,7 +230,7 @@ LABELS = {
 
 @pytest.mark.parametrize("case", LABELS)
 def test_inspect_says_what_it_is(made, case):
-    inspection = api.inspect(made(case)[0])
+    inspection = inspect(made(case)[0])
     assert inspection.quantization == LABELS[case]
     assert not inspection.problems
 
@@ -282,7 +284,7 @@ def test_it_is_converted_on_to_gguf(made, tmp_path, case):
 
 @pytest.mark.parametrize("case", ["gptq-order", "awq", "compressed-8"])
 def test_it_runs(made, case):
-    assert "".join(api.run_text(made(case)[0], api.Prompt("In the beginning", max_tokens=3)))
+    assert "".join(api.run_text(made(case)[0], Prompt("In the beginning", max_tokens=3)))
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["in config.json", "beside it"])
@@ -391,7 +393,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(copied, tmp_path, change, blo
     folder, _, _ = copied(case, change, **block)
     with pytest.raises(FormatError, match=says):
         api.convert(folder, tmp_path / "out", KEEP, FAST)
-    assert says in " ".join(f"{p['tensor']} {p['problem']}" for p in api.inspect(folder).problems)
+    assert says in " ".join(f"{p['tensor']} {p['problem']}" for p in inspect(folder).problems)
 
 
 def _outside(tensors):

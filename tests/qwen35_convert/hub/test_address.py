@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from formats.errors import FormatError
-from qwen35_convert import api
 from qwen35_convert.hub.client import parse_repo
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.source import open_source
 
 REPO, COMMIT = "acme/Borealis-4B", "5" * 40
@@ -80,4 +80,4 @@ def test_a_folder_of_that_name_is_a_folder(tmp_path, monkeypatch):
 
 def test_a_name_too_long_for_a_file_is_refused(tmp_path):
     with pytest.raises(FormatError):
-        api.inspect("x" * 5000)
+        inspect("x" * 5000)

@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from formats.errors import FormatError, Qwen35Error
 from formats.safetensors.index import INDEX, SINGLE, siblings
 from qwen35_convert import api
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import read_recipe
 from tests.checkpoints import Weights, hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Hub, only_hub
@@ -120,6 +121,6 @@ def test_copies_beside_mtp_are_compared_over_the_network_too(hub, weights, tmp_p
 
 def test_an_address_of_the_repository_is_the_repository(hub, files, tmp_path):
     hub.repo(REPO).commit(files)
-    found = api.inspect(f"{hub.url}/{REPO}/tree/main")
+    found = inspect(f"{hub.url}/{REPO}/tree/main")
     assert found.problems == []
-    assert found.tensors == api.inspect(REPO).tensors
+    assert found.tensors == inspect(REPO).tensors

@@ -16,6 +16,7 @@ from qwen35_convert import options as run_options
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub import stream
 from qwen35_convert.hub.fetch import fetch
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import executor
 from qwen35_convert.write.sink import partial_of
@@ -251,9 +252,9 @@ def sides(files: dict[str, bytes]) -> list[bytes]:
 def test_an_inspection_reads_headers_only(publish, hub, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "FIRST_BYTES", 1 << 12)
     files = publish()
-    found = api.inspect(REPO).as_dict(tensors=True)
+    found = inspect(REPO).as_dict(tensors=True)
     assert asked(hub) - sum(map(len, sides(files))) < 0.1 * sum(map(len, files.values()))
-    local = api.inspect(tmp_path / "model").as_dict(tensors=True)
+    local = inspect(tmp_path / "model").as_dict(tensors=True)
     assert found | {"serving": local["serving"]} == local
     assert not (tmp_path / "home").exists(), "nothing is written"
 
@@ -262,13 +263,13 @@ def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publ
     files = publish()
     cached = fetch(REPO, progress=False).path
     hub.seen.clear()
-    assert api.inspect(REPO) == api.inspect(REPO)
+    assert inspect(REPO) == inspect(REPO)
     assert hub.got() == [], "only the listing is asked for"
     for name in ("config.json", "model-00001-of-00002.safetensors"):
         blob = (cached / name).resolve()
         blob.write_bytes(files[name].upper() if name == "config.json" else files[name][:-1])
         hub.seen.clear()
-        assert api.inspect(REPO).tensors
+        assert inspect(REPO).tensors
         assert hub.got() != [], f"{name} is not whole"
         blob.write_bytes(files[name])
     hub.repo(REPO).commit(files | {"README.md": b"another commit"})
@@ -279,15 +280,15 @@ def test_a_copy_in_the_cache_is_looked_at_if_it_is_whole_and_of_this_commit(publ
 
 def test_offline_the_cache_is_looked_at(publish, hub, monkeypatch):
     publish()
-    online = api.inspect(REPO)
+    online = inspect(REPO)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FetchError, match="offline"):
-        api.inspect(REPO)
+        inspect(REPO)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     fetch(REPO, progress=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.seen.clear()
-    assert api.inspect(REPO) == online
+    assert inspect(REPO) == online
     assert hub.seen == []
 
 

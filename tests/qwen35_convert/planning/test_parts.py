@@ -13,6 +13,7 @@ import qwen35_convert as q
 from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.recipe_choice import quantize_recipe
+from qwen35_convert.text.generation import Prompt
 from tests.checkpoints import Weights, hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import P, without
 
@@ -173,7 +174,7 @@ def harmed(nano: Path, folder: Path, *starts: str) -> Path:
 
 
 def said(folder: Path, **changes: bool) -> str:
-    return "".join(api.run_text(folder, api.Prompt("In the beginning", max_tokens=4, **changes)))
+    return "".join(api.run_text(folder, Prompt("In the beginning", max_tokens=4, **changes)))
 
 
 def test_a_gguf_refusal_names_the_flag_of_gguf(nano, tmp_path):

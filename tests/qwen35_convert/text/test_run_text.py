@@ -18,6 +18,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
+from qwen35_convert.text.generation import Prompt
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 from tests.checkpoints import dense
 from tests.qwen35_convert.command import called
@@ -29,7 +30,7 @@ PROMPT = "And God said"
 
 
 def text_of(artifact: Path, **options) -> str:
-    return "".join(api.run_text(artifact, api.Prompt(PROMPT, max_tokens=24, **options)))
+    return "".join(api.run_text(artifact, Prompt(PROMPT, max_tokens=24, **options)))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -167,15 +168,15 @@ def test_half_a_character_waits_for_its_other_half(nano):
 def test_a_checkpoint_without_a_usable_tokenizer_is_refused(tmp_path):
     source = dense(tmp_path / "in")
     with pytest.raises(FormatError, match="tokenizer"):
-        list(api.run_text(source, api.Prompt(PROMPT)))
+        list(api.run_text(source, Prompt(PROMPT)))
     (source / "tokenizer.json").unlink()
     with pytest.raises(FormatError, match=r"tokenizer\.json is missing"):
-        list(api.run_text(source, api.Prompt(PROMPT)))
+        list(api.run_text(source, Prompt(PROMPT)))
 
 
 def test_a_dtype_that_is_none_is_refused(nano):
     with pytest.raises(RecipeError, match="dtype"):
-        list(api.run_text(nano, api.Prompt(PROMPT, dtype="float8")))
+        list(api.run_text(nano, Prompt(PROMPT, dtype="float8")))
 
 
 def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):

@@ -16,6 +16,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.containers.safetensors.activation_scales import stray_scales
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.inspection.source import inspect
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.planted.models import write_model
 
@@ -101,7 +102,7 @@ def test_what_is_written_is_what_engines_read(made):
     told = json.loads((artifact / RECEIPT).read_text())["calibration"]
     assert told["text"] == "text.txt"
     assert told["tokens"] > 512
-    inspection = api.inspect(artifact)
+    inspection = inspect(artifact)
     assert inspection.kv_cache == "fp8"
     assert "--kv-cache-dtype fp8" in inspection.serving["vllm"]
 

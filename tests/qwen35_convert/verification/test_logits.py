@@ -17,6 +17,7 @@ from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.limits import LOOSEST
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
+from qwen35_convert.verification.verify import Report
 from qwen35_convert.write.receipt import dump_json
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.verification.damage import damage
@@ -31,12 +32,12 @@ def text(tmp_path) -> str:
     return str(path)
 
 
-def verify(source: Path, out: Path, text: str, **thresholds) -> api.Report:
+def verify(source: Path, out: Path, text: str, **thresholds) -> Report:
     check = LogitsCheck(text, **thresholds)
     return api.verify(out, source, level="logits", logits=check)
 
 
-def entry_of_error(report: api.Report) -> int:
+def entry_of_error(report: Report) -> int:
     """Return the first layer after which the streams differ at all."""
     assert report.logits is not None
     layers = report.logits["layers"]

@@ -12,6 +12,7 @@ from qwen35_convert import api, artifact
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, read_recipe
+from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Report
 from qwen35_convert.write.failed import failed_of
@@ -78,7 +79,7 @@ def test_what_failed_its_gate_fails_at_a_level_that_does_not_measure_it(
         (failure,) = api.verify(failed, source, level=level).failures
         assert "says that the artifact failed at level logits: mean KL is" in failure.problem
         assert failure.problem.endswith("--level logits measures it again")
-    again = api.LogitsCheck(text, max_kl=1.0)
+    again = LogitsCheck(text, max_kl=1.0)
     assert api.verify(failed, nano, logits=again).passed
 
 

@@ -18,6 +18,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.text.generation import Prompt
 from qwen35_convert.write.sink import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.formats.layouts import role_of, shiftable, to_gguf
@@ -102,7 +103,7 @@ def test_the_tokenizer_and_the_sampling_travel_along(tmp_path, nano):
 
 def test_a_file_generates_the_text_of_its_source(tmp_path, nano):
     api.convert(nano, tmp_path / "m.gguf", mix("f32"), options=api.RunOptions(verify=False))
-    asked = api.Prompt("In the beginning", max_tokens=24)
+    asked = Prompt("In the beginning", max_tokens=24)
     assert list(api.run_text(tmp_path / "m.gguf", asked)) == list(api.run_text(nano, asked))
 
 

@@ -19,6 +19,7 @@ from formats.gguf.file import GgufFile, Kv
 from qwen35_convert import api
 from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.errors import FormatError, OutputError
+from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import build_recipe
 from tests.llama_cpp import LlamaCpp
 
@@ -164,10 +165,10 @@ def test_a_file_is_known_by_its_first_bytes_and_a_folder_is_none(plain, tmp_path
     (tmp_path / "v1.5.gguf").mkdir()
     assert container_for(tmp_path / "v1.5.gguf").name == "safetensors"
     assert container_for(tmp_path / "not-there.gguf").name == "gguf"
-    assert api.inspect(tmp_path / BLOB).layout == "gguf"
+    assert inspect(tmp_path / BLOB).layout == "gguf"
     (tmp_path / "text").write_text("GGU")
     with pytest.raises(FormatError, match="text is not a folder"):
-        api.inspect(tmp_path / "text")
+        inspect(tmp_path / "text")
 
 
 def test_a_blob_is_no_output(plain, tmp_path):
