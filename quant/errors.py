@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from formats.errors import Qwen35Error
 
+RESTORE_SCALE = "restore the scale, or convert the BF16 checkpoint"
+
 
 class QuantError(Qwen35Error):
     """What was asked for cannot be quantised so, or would be wrong."""

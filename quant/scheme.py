@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from formats.tensor import TensorInfo
     from quant.measure import Error
 
+    StoredRanges = Iterator[tuple[int, Mapping[str, Tensor]]]
+
 Shape = tuple[int, ...]
 COMPRESSED = "compressed-tensors"
 # What `prepare` found out about whole weights, for `encode`.
@@ -219,6 +221,16 @@ class Scheme(StoredForm, Recogniser, Protocol):
 
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return what rows show to be wrong without a source: by key, the defect and its count."""
+        ...
+
+    def check_scales(self, shared: Mapping[str, Tensor], ranges: StoredRanges) -> None:
+        """Refuse scales of a source that cannot be right. QuantError.
+
+        One of 0 erases its codes, one below 0 turns them around.
+
+        shared  the parts that rows share, by key, whole
+        ranges  the first row, and rows as for `decode`, of one range after another; read as taken
+        """
         ...
 
     @property

@@ -100,6 +100,17 @@ class Value:
         """Return what rows start to stop have of each part, as `Scheme.decode` takes it."""
         return self._parts(self._index(start, stop))
 
+    def check_scales(self) -> None:
+        """Refuse scales that cannot be right, with their place in the source. QuantError."""
+        shared = {key: part.data for key, part in self.shared.items()}
+        self.scheme.check_scales(shared, self._ranges_of_source())
+
+    def _ranges_of_source(self) -> Iterator[tuple[int, Mapping[str, Tensor]]]:
+        """Yield the first row, and rows of each part, in the order of the source."""
+        value = open_value(self.source, self.atom)
+        for start, stop in value.chunks(1):
+            yield start, value.stored(start, stop)
+
     def shared_rows(self, key: str, start: int, stop: int) -> Tensor:
         """Return what rows start to stop have of one part, which is not the first."""
         return self._shared(key, self._index(start, stop))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from formats.stored import Problem, Recogniser
     from formats.tensor import TensorInfo
     from quant.measure import Error
-    from quant.scheme import Choices, Prepared, Scheme, Shape
+    from quant.scheme import Choices, Prepared, Scheme, Shape, StoredRanges
 
 
 class Usual:
@@ -81,6 +81,9 @@ class Usual:
     def defects(self, _rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return nothing: all bytes have a meaning."""
         return {}
+
+    def check_scales(self, _shared: Mapping[str, Tensor], _ranges: StoredRanges) -> None:
+        """Take any: it has no scales, or all have a meaning."""
 
     @property
     def flushes(self) -> bool:

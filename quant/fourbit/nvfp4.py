@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
+from quant.errors import RESTORE_SCALE, QuantError
 from quant.fourbit.dialects import DIALECTS, Dialect
 from quant.fourbit.fp4 import E2M1_MAX, Fp4
 from quant.fourbit.parts import GLOBAL, INPUTS, PACKED, SCALE, stored_parts
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from quant.fourbit.calibrate import Grid
     from quant.fourbit.hessian import Factor
+    from quant.scheme import StoredRanges
 
 E4M3_MAX = 448.0
 WHOLE = E4M3_MAX * E2M1_MAX
@@ -199,6 +201,12 @@ class Nvfp4(Fp4):
             counts[INPUTS] = ("scales of inputs that no calibration gives", odd)
         return {key: defect for key, defect in counts.items() if defect[1]}
 
+    def check_scales(self, shared: Mapping[str, Tensor], _ranges: StoredRanges) -> None:
+        """Refuse scales below 0, and global ones not above 0: a small scale may have become 0."""
+        scale, whole = shared[SCALE].float(), shared[GLOBAL].float()
+        _refuse("scales", scale[~(scale >= 0)])
+        _refuse("global scales", whole[~(whole.isfinite() & (whole > 0))])
+
     @property
     def flushes(self) -> bool:
         """Return True: Marlin does."""
@@ -234,6 +242,12 @@ class Nvfp4(Fp4):
     def in_dialect(self, dialect: str) -> Nvfp4:
         """Return it under the names, and with the scales, of a dialect."""
         return replace(self, spelling=DIALECTS[dialect])
+
+
+def _refuse(what: str, bad: Tensor) -> None:
+    if bad.numel():
+        got = f"holds {float(bad.flatten()[0]):g}"
+        raise QuantError(f"one of {bad.numel()} {what}", got, "numbers above 0", RESTORE_SCALE)
 
 
 NVFP4 = Nvfp4("nvfp4a16", 16, "F8_E4M3", FORMAT, WEIGHTS)

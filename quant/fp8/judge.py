@@ -70,6 +70,23 @@ class Blocks(NamedTuple):
     whole: bool = True
 
 
+def blocks_of(
+    w: Tensor, codes: Tensor, each: Tensor, block: tuple[int | None, int | None], *, narrow: bool
+) -> Blocks:
+    """Return rows by the blocks that share a scale.
+
+    each   the scales of every row, float32 [N, G]
+    block  rows and columns of one; None: all
+    """
+    count, (height, columns) = len(codes), (block[0], block[1] or codes.shape[1])
+    if height is None:
+        return Blocks(w, codes, each[:1].contiguous(), (count, columns), narrow, whole=False)
+    first = torch.arange(0, count, height).repeat_interleave(height)[:count]
+    whole = bool((each == each[first]).all())
+    grid, rows = (each[::height], height) if whole else (each, 1)
+    return Blocks(w, codes, grid.contiguous(), (rows, columns), narrow, whole)
+
+
 def find_faults(blocks: Blocks) -> Counter[str]:
     """Return the number of blocks by what is wrong with them; w, codes and scales are finite."""
     low, high, top, signs = _intervals(blocks)

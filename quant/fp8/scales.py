@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from formats.stored import Problem
+from quant.errors import RESTORE_SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,11 @@ CODE_TYPE = "F8_E4M3"
 CODE_TYPES = (CODE_TYPE, "F8_E5M2")
 SCALE_TYPES = ("BF16", "F16", "F32", "F8_E8M0")
 OFFICIAL, COMPRESSED = "_scale_inv", "_scale"
+
+
+def holds_codes(info: TensorInfo) -> bool:
+    """Whether a stored tensor holds FP8 codes."""
+    return info.dtype in CODE_TYPES
 
 
 class Form(Protocol):
@@ -70,7 +76,7 @@ def _wrong_scale(
         return Problem(info.name, problem, "convert a BF16 checkpoint")
     if not suffix:
         problem = "is FP8 without a scale: its values are unknown"
-        return Problem(info.name, problem, "restore the scale, or convert the BF16 checkpoint")
+        return Problem(info.name, problem, RESTORE_SCALE)
     scale, restore = infos[weight + suffix], "restore the scale that belongs to this weight"
     every = (one.grid(info.shape) for form in forms for one in form.spelt(info.shape))
     if scale.shape not in every:

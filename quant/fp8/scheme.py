@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.measure import Error
+    from quant.scheme import StoredRanges
 
 # Relative RMS error from which a weight in codes without bounds is taken for another one.
 SAME_WEIGHT = 0.5
 CODES, SCALE = "codes", "scale"
 SCALE_DTYPES = {"pow2": "BF16", "float32": "F32", "bfloat16": "BF16"}
 BLOCK = 128
+DEFECTS = {SCALE: "scales that are not finite and positive", CODES: "codes that are NaN"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,15 @@ class Fp8(Usual):
         if not self.bounded:
             error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
         elif error.count and isfinite(error.sum_sq_error):
-            self._judge_blocks(error, w_NK.cpu(), codes.cpu(), rows[SCALE].cpu())
+            import torch
+
+            from quant.fp8.judge import blocks_of, find_faults
+
+            scale = self.scale_of_rows(rows[SCALE].cpu(), len(codes))
+            narrow = rows[SCALE].dtype == torch.float16
+            block = self.block_rows, self.block_cols
+            blocks = blocks_of(w_NK.cpu(), codes.cpu(), scale, block, narrow=narrow)
+            error.faults, error.blocks = find_faults(blocks), blocks.scale.numel()
         return error
 
     def measure(self, w_NK: Tensor, rows: Mapping[str, Tensor]) -> Error:
@@ -204,38 +214,26 @@ class Fp8(Usual):
             return []
         return super(Fp8, self).judge(error)
 
-    def _judge_blocks(self, error: Error, w_NK: Tensor, codes: Tensor, scale: Tensor) -> None:
-        """Fill in the faults of an error."""
-        import torch
-
-        from quant.fp8 import judge
-
-        count, columns = len(codes), self.block_cols or codes.shape[1]
-        each = self.scale_of_rows(scale, count)
-        rows = self.block_rows or count
-        first = torch.arange(0, count, rows).repeat_interleave(rows)[:count]
-        whole = self.block_rows is not None and bool((each == each[first]).all())
-        grid, block = (each[::rows], (rows, columns)) if whole else (each, (1, columns))
-        if self.block_rows is None:
-            grid, block = each[:1], (rows, columns)
-        narrow = scale.dtype == torch.float16
-        blocks = judge.Blocks(w_NK, codes, grid.contiguous(), block, narrow, whole)
-        error.faults, error.blocks = judge.find_faults(blocks), grid.numel()
-
     def defects(self, rows: Mapping[str, Tensor]) -> dict[str, tuple[str, int]]:
         """Return scales that are not finite and positive, and codes that are NaN."""
-        import torch
+        from quant.finite import count_not_finite
+        from quant.fp8.defects import count_nan_codes, count_wrong_scales
 
-        scale = rows[SCALE].float()
-        bad = int((~(scale.isfinite() & (scale > 0))).sum())
-        if self.code_type != CODE_TYPE:
-            odd = int((~rows[CODES].float().isfinite()).sum())
-            return _counted({SCALE: bad, CODES: odd})
-        codes = rows[CODES].view(torch.int8)
-        # the largest code of each sign: two maxima cost a tenth of a comparison with a sum
-        there = codes.max() == 0x7F or codes.view(torch.uint8).max() == 0xFF
-        nan = int((codes & 0x7F == 0x7F).sum()) if there else 0
-        return _counted({SCALE: bad, CODES: nan})
+        codes, e4m3 = rows[CODES], self.code_type == CODE_TYPE
+        nan = count_nan_codes(codes) if e4m3 else count_not_finite(codes.float())
+        counts = {SCALE: count_wrong_scales(rows[SCALE]), CODES: nan}
+        return {key: (DEFECTS[key], count) for key, count in counts.items() if count}
+
+    def check_scales(self, shared: Mapping[str, Tensor], ranges: StoredRanges) -> None:
+        """Refuse scales not above 0, but those of zeros. QuantError."""
+        from quant.fp8.defects import refuse_lost_codes
+
+        if not bool((shared[SCALE].float() <= 0).any()):
+            return
+        for start, rows in ranges:
+            codes = rows[CODES]
+            scale, width = self.scale_of_rows(rows[SCALE], len(codes)), self._row_block(codes)[1]
+            refuse_lost_codes(codes, scale, width, start)
 
     def cost(self, *, moved: bool) -> Cost:
         """Return what is held: codes, also widened; their scales; the product; BF16."""
@@ -282,13 +280,6 @@ class Fp8(Usual):
     def _row_block(self, codes: Tensor) -> tuple[int, int]:
         """Return the block of scales that are given for every row."""
         return 1, self.block_cols or codes.shape[-1]
-
-
-DEFECTS = {SCALE: "scales that are not finite and positive", CODES: "codes that are NaN"}
-
-
-def _counted(counts: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-    return {key: (DEFECTS[key], count) for key, count in counts.items() if count}
 
 
 def _arithmetic(w: Tensor) -> ModuleType:

@@ -16,7 +16,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.roles import ROLES
 from formats.tensor import TensorInfo
-from quant.fp8.scheme import Fp8
+from quant.fp8.scales import holds_codes
 from runtime.floors import Card, mixing_flops, sequence_bytes
 
 NO_STEP = ("mtp", "visual")
@@ -77,7 +77,8 @@ def count_work(checkpoint: Checkpoint) -> Work:
             experts, flops = experts + nbytes, flops * share
         else:
             plain += nbytes
-        fp8, other = (fp8 + flops, other) if isinstance(atom.form, Fp8) else (fp8, other + flops)
+        coded = holds_codes(infos[atom.stored])
+        fp8, other = (fp8 + flops, other) if coded else (fp8, other + flops)
     return Work(checkpoint, plain, experts, fp8, other, head, share)
 
 

@@ -14,7 +14,8 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
 from formats.family.roles import ROLES
-from quant.fp8.scheme import Fp8
+from quant.errors import RESTORE_SCALE
+from quant.fp8.scales import holds_codes
 from quant.stored import open_value
 
 SAMPLE_ROWS = 8
@@ -23,9 +24,9 @@ LARGE = 8.0
 
 def check_scales(source: Checkpoint) -> None:
     """Raise FormatError for linears of an FP8 checkpoint that hold codes without a scale."""
-    atoms = source.layout.atoms.values()
+    infos, atoms = source.infos(), source.layout.atoms.values()
     said = source.config.quantization is not None
-    if not said and not any(isinstance(atom.form, Fp8) for atom in atoms):
+    if not said and not any(holds_codes(infos[atom.stored]) for atom in atoms):
         return
     plain = (atom for atom in atoms if ROLES[atom.role].linear and not atom.quantized)
     lost = [atom for atom in plain if _holds_codes(source, atom)]
@@ -35,7 +36,7 @@ def check_scales(source: Checkpoint) -> None:
             f"{lost[0].stored}{more}",
             f"{'hold' if more else 'holds'} FP8 codes in {lost[0].dtype}, without a scale",
             "weights, or codes with the scale beside them",
-            "restore the scale, or convert the BF16 checkpoint",
+            RESTORE_SCALE,
             where="its values: all are FP8 numbers, far larger than weights",
         )
 

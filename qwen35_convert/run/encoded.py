@@ -15,7 +15,6 @@ from quant.stored import Value, open_value
 from qwen35_convert.planning.plan import Item
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
 from qwen35_convert.run.placed import Piece, Placed, shared_out
-from qwen35_convert.run.scales import check_positive
 from qwen35_convert.run.worker import Worker
 from qwen35_convert.write.sink import FolderSink
 
@@ -28,7 +27,7 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
     value = open_value(source, item.atom, item.ops)
     with naming(item, source):
         check_logarithms(source, item)
-        check_positive(source, value)
+        value.check_scales()
         _encode(value, item, sink, worker)
 
 
