@@ -8,11 +8,11 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.artifact import Conversion, Job, checks_of, digest_of, write_artifact
 from qwen35_convert.calibration.executor import CalibratedExecutor
+from qwen35_convert.calibration.means import check_inputs
 from qwen35_convert.calibration.memory import check_memory
 from qwen35_convert.calibration.scales import needs_inputs, needs_scales, with_scales
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.containers.registry import container_for
-from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planned import Planned
 from qwen35_convert.planning.plan import Plan
@@ -43,6 +43,7 @@ def execute(
         checks = checks_of(recipe, 1)
         check_measurable(checks.effective, checks.logits, source, only=recipe.only)
         check_failed(out, container.receipt_of(out).name, source.read_files())
+    check_inputs(plan, options)
     options.on_plan(plan)
     say = notice if options.progress else ignore
     warm_all(plan.schemes().values(), verify=options.verify, say=say)
@@ -50,11 +51,6 @@ def execute(
     share = fit_memory(plan, source, options.memory_limit, threads, verify=options.verify)
     if texts is not None:
         check_memory(plan, source, options.memory_limit, texts.tokens, share.workers)
-    if needs_inputs(plan) and options.executor != "threads":
-        names = {item.scheme.name for item in plan.items if item.scheme.static_inputs}
-        raise RecipeError(
-            " and ".join(sorted(names)), "reads a text first", "the executor of threads"
-        )
     with _executor(recipe, options, path, texts) as execute:
         plan = _measured(plan, source, texts, share.workers, bar=options.progress)
         return write_artifact(Job(plan, source, origin, out, options, share, execute, texts))

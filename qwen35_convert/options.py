@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan
 
 DEVICES = ("cpu", "cuda")
-EXECUTORS = ("threads", "ray")
+THREADS, RAY = EXECUTORS = ("threads", "ray")
 LEVELS = ("structure", "tensors", "logits")
 MAX_DEFAULT_WORKERS = 8
 
@@ -65,7 +65,7 @@ class RunOptions:
     workers: int | None = None
     memory_limit: Limit | None = None
     device: str = "cpu"
-    executor: str = "threads"
+    executor: str = THREADS
     stream: bool = False
     overwrite: bool = False
     verify: bool = True
@@ -77,11 +77,11 @@ class RunOptions:
         check_choice("executor", self.executor, EXECUTORS)
         if self.workers is not None and self.workers < 1:
             raise RecipeError("workers", f"is {self.workers}", "1 or more")
-        if self.stream and self.executor != "threads":
+        if self.stream and self.executor != THREADS:
             raise RecipeError(
                 "executor",
                 f"is {self.executor}, whose nodes cannot read a stream",
-                "threads",
+                THREADS,
                 "leave out --stream to read files of a shared file system",
             )
 

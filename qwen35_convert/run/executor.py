@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.options import RunOptions
+from qwen35_convert.options import THREADS, RunOptions
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.run.items import run
 from qwen35_convert.run.worker import Effort
@@ -37,7 +37,7 @@ def open_executor(options: RunOptions, source: Path) -> Iterator[Executor]:
 
     source  what the checkpoint was opened from: other nodes open it again
     """
-    if options.executor == "threads":
+    if options.executor == THREADS:
         yield run
         return
     from qwen35_convert.run.ray_cluster import ray_executor

@@ -190,3 +190,9 @@ def test_inputs_are_rounded_up_to_bfloat16(value):
     found = float(rounded_up(value))
     assert value <= found <= value * (1 + 2.0**-7)
     assert float(torch.tensor(found).bfloat16()) == found
+
+
+def test_many_machines_are_refused(nano_path, tmp_path):
+    many = q.RunOptions(executor="ray")
+    with pytest.raises(RecipeError, match=r"the scheme is nvfp4, which goes .* is ray"):
+        q.convert(nano_path, tmp_path / "out", "nvfp4", many)
