@@ -107,8 +107,7 @@ def _contents(opened: Checkpoint, workers: int) -> dict[str, Path | bytes]:
         raise FormatError(f"{path} is missing", fix=AGAIN)
     if isinstance(receipt, Failure):
         raise FormatError(receipt.tensor, receipt.problem, fix=AGAIN)
-    verdict = receipt.verdict
-    if verdict is not None and (verdict.get("passed") is not True or verdict.get("failures")):
+    if receipt.verdict is not None and not receipt.verdict.passed:
         raise FormatError(path.name, "says that the model failed its verification", fix=AGAIN)
     places = {name: path.parent / name for name in receipt.output}
     with Digests(workers) as digests:

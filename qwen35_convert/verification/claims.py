@@ -50,34 +50,30 @@ def _verdict(receipt: Receipt) -> Iterator[str]:
     verdict = receipt.verdict
     if verdict is None:
         return
-    asked, level, passed = receipt.recipe.verify, verdict.get("level"), verdict.get("passed")
+    asked, level = receipt.recipe.verify, verdict.level
     check = LogitsCheck(asked.text, asked.max_kl, asked.min_top1)
     expected = effective_level(asked.level, check).name
     if level != expected:
         yield f"verdict.level is {level}, but its recipe is verified at {expected}"
-    if passed is not (verdict.get("failures") == []):
-        yield f"verdict.passed is {passed}, but verdict.failures are {verdict.get('failures')}"
+    if verdict.contradiction:
+        yield verdict.contradiction
 
 
 def failed_verdict(receipt: Receipt, level: str) -> Iterator[Failure]:
     """Yield a verdict that failed at a level which is not measured again at this one."""
-    verdict = receipt.verdict or {}
-    measured, failures = verdict.get("level"), verdict.get("failures")
-    if verdict.get("passed") is not False or measured not in LEVELS[LEVELS.index(level) + 1 :]:
-        return
-    listed = failures if isinstance(failures, list) else []
-    why = ", ".join(str(one.get("problem")) for one in listed[:1] if isinstance(one, dict))
-    yield receipt.failure(
-        f"says that the artifact failed at level {measured}"
-        + (f": {why}" if why else "")
-        + f"; --level {measured} measures it again"
-    )
+    verdict, higher = receipt.verdict, LEVELS[LEVELS.index(level) + 1 :]
+    if verdict is not None and verdict.failed and verdict.level in higher:
+        why = f": {verdict.why}" if verdict.why else ""
+        yield receipt.failure(
+            f"says that the artifact failed at level {verdict.level}{why}; "
+            f"--level {verdict.level} measures it again"
+        )
 
 
 def summary_claims(receipt: Receipt, schemes: Mapping[str, Any]) -> Iterator[Failure]:
     """Yield errors that are not those measured again; a conversion may have measured none."""
     expected = None if receipt.verdict is None else json.loads(dump_json(schemes))
-    if receipt.verdict and receipt.verdict.get("level") == "structure":
+    if receipt.verdict and receipt.verdict.level == "structure":
         expected = {}
     for sentence in first(differences(receipt.errors, expected, "errors", _summed)):
         yield receipt.failure(sentence)
@@ -85,7 +81,7 @@ def summary_claims(receipt: Receipt, schemes: Mapping[str, Any]) -> Iterator[Fai
 
 def logits_claims(receipt: Receipt, logits: Mapping[str, Any]) -> Iterator[Failure]:
     """Yield measured predictions that are not those measured again, on the same text."""
-    verdict = receipt.verdict or {}
+    verdict = receipt.verdict.values if receipt.verdict else {}
     if verdict.get("text_sha256") != logits["text_sha256"]:
         return
     expected = {key: logits[key] for key in MEASURED}

@@ -22,6 +22,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe import Recipe, build_recipe
 from qwen35_convert.write.digests import Digests
+from qwen35_convert.write.verdict import Verdict
 
 WEIGHTS = (".safetensors", ".gguf")
 Entry = tuple[int, str]
@@ -46,7 +47,7 @@ class Receipt:
     source: Mapping[str, Entry]
     output: Mapping[str, Entry]
     title: str | None
-    verdict: Mapping[str, Any] | None
+    verdict: Verdict | None
     errors: Any
     dropped: Any
     calibration: Mapping[str, Any] | None = None
@@ -97,7 +98,8 @@ def _parse(path: Path) -> Receipt:
     resolved = build_recipe(recipe)
     if resolved.quantize.calibrate is not None and calibration is None:
         raise FormatError("its recipe calibrates, and it says nothing of it")
-    says = title, verdict, raw.get("errors"), raw.get("dropped"), calibration
+    told = None if verdict is None else Verdict(verdict)
+    says = title, told, raw.get("errors"), raw.get("dropped"), calibration
     return Receipt(path, version, resolved, source, output, *says, adapter)
 
 

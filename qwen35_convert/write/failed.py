@@ -12,6 +12,7 @@ from pathlib import Path
 from formats.errors import FormatError
 from formats.json_file import read_object
 from qwen35_convert.errors import OutputError
+from qwen35_convert.write.verdict import Verdict
 
 SUFFIX = ".failed"
 FIX = "choose another OUT, move it away, or add --no-verify"
@@ -43,4 +44,4 @@ def _is_ours(failed: Path, receipt: str) -> bool:
         verdict = read_object(failed / receipt).get("verdict")
     except FormatError:
         return False
-    return isinstance(verdict, dict) and verdict.get("passed") is False
+    return isinstance(verdict, dict) and Verdict(verdict).failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from qwen35_convert import api
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.verification.claims import logits_claims, summary_claims
 from qwen35_convert.verification.receipts import Receipt, _parse
+from qwen35_convert.write.verdict import Verdict
 from tests.checkpoints import dense, hub_config, make_weights, write_checkpoint
 
 RECEIPT = "qwen35-receipt.json"
@@ -149,7 +151,7 @@ def test_a_verdict_that_is_no_object_is_no_receipt(converted, tmp_path):
 )
 def test_predictions_that_are_not_those_measured_again_are_named(converted, again, said):
     receipt = read(converted)
-    verdict = {**receipt.verdict, "text_sha256": "text", "measured": MEASURED}
-    claimed = Receipt(**{f: getattr(receipt, f) for f in Receipt.__slots__} | {"verdict": verdict})
+    verdict = {**receipt.verdict.values, "text_sha256": "text", "measured": MEASURED}
+    claimed = replace(receipt, verdict=Verdict(verdict))
     found = list(logits_claims(claimed, MEASURED | {"text_sha256": "text"} | again))
     assert [failure.problem for failure in found] == ([said] if said else [])
