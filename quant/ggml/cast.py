@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.legacy import INFINITE, _to_half
+from quant.ggml.stored_scales import INFINITE, to_half
 from quant.numba_ops import as_bits, as_float, loop, to_bfloat16
 
 u16, u32, u64 = np.uint16, np.uint32, np.uint64
@@ -54,7 +54,7 @@ def cast_f16(w, out):
     top = u16(0)
     for r in range(u64(w.shape[0])):
         for j in range(u64(w.shape[1])):
-            bits = _to_half(as_float(w[r, j]))
+            bits = to_half(as_float(w[r, j]))
             top = max(top, u16(bits & u16(0x7FFF)))
             out[r, j] = bits
     return top < INFINITE

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.ggml.k_decode import _load_half
+from quant.ggml.stored_scales import load_half
 from quant.numba_ops import inline, loop
 
 u8, u32, u64, f32 = np.uint8, np.uint32, np.uint64, np.float32
@@ -27,7 +27,7 @@ def decode_xxs(data, grid, out):
     three = data.shape[1] == 98
     group, unit = (u64(4), f32(0.5)) if three else (u64(8), f32(0.25))
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for s in range(u64(8)):
             at = u64(u64(2) + u64(s * u64(8)))
             place = u64(u64(66) + u64(s * u64(4))) if three else u64(at + u64(4))
@@ -45,7 +45,7 @@ def decode_xxs(data, grid, out):
 def decode_xs(data, grid, out):
     """Fill in rows of 74 bytes, IQ2_XS."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for k in range(u64(32)):
             step = _step(d, _level(data, b, u64(66), u64(k // u64(2))), f32(0.25))
             at = u64(u64(2) + u64(k * u64(2)))
@@ -62,7 +62,7 @@ def decode_s(data, grid, out):
     signs_at, levels_at = (u64(74), u64(106)) if three else (u64(34), u64(74))
     in_a_byte, ones = u64(u64(8) // width), u32(u32(u32(1) << u32(width)) - u32(1))
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for k in range(u64(u64(256) // group)):
             j = u64(k * group)
             level = _level(data, b, levels_at, u64(j // columns))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.ggml.k_store import _store_half
+from quant.ggml.stored_scales import store_half
 from quant.numba_ops import as_bits, inline, loop
 
 u8, u16, u32, u64, i32, f32 = np.uint8, np.uint16, np.uint32, np.uint64, np.int32, np.float32
@@ -93,7 +93,7 @@ def _store_scale(scales, b, num_blocks, factor, levels, out):
     for s in range(num_blocks):
         largest = max(largest, abs(scales[u64(u64(b * num_blocks) + s)]))
     d = f32(largest / f32(31))
-    _store_half(out, b, u64(0), f32(d * factor))
+    store_half(out, b, u64(0), f32(d * factor))
     inverse = f32(f32(1) / d)
     for s in range(num_blocks):
         scale = abs(scales[u64(u64(b * num_blocks) + s)])

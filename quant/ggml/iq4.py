@@ -28,7 +28,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from quant.ggml.legacy import _load_half, _store_half
+from quant.ggml.stored_scales import load_half, store_finite_half
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
@@ -85,7 +85,7 @@ def encode_iq4_xs(w, importance, out):
 def decode_iq4_nl(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 18]."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for j in range(HALF):
             pair = data[b, u64(j + u64(2))]
             out[b, j] = f32(d * VALUES[pair & u8(15)])
@@ -96,7 +96,7 @@ def decode_iq4_nl(data, out):
 def decode_iq4_xs(data, out):
     """Fill out [B, 256] float32 with the values of data [B, 136]."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         high = u32(u32(data[b, 2]) | u32(u32(data[b, 3]) << u32(8)))
         for s in range(EIGHT):
             low = u32(data[b, u64(u64(4) + u64(s // u64(2)))]) >> u32(u64(4) * u64(s % u64(2)))
@@ -119,7 +119,7 @@ def _encode_lanes_nl(plane, top, peak, importance, first, count, out):
         inverse[i] = f32(f32(1) / scale[i]) if scale[i] != f32(0) else f32(0)
     _nearest_codes(plane, inverse, codes)
     for i in range(count):
-        if not _store_half(out, u64(first + i), u64(0), scale[i]):
+        if not store_finite_half(out, u64(first + i), u64(0), scale[i]):
             return False
         _store_pairs(codes, i, out, u64(first + i), u64(2))
     return True
@@ -325,7 +325,7 @@ def _store_scales(scale, i, inverse, out, s):
         out[s, u64(u64(4) + u64(k // u64(2)))] |= low
         high = u32(high | u32(u32(bits >> u32(4)) << u32(u64(2) * k)))
     out[s, 2], out[s, 3] = u8(high & u32(0xFF)), u8(high >> u32(8))
-    return _store_half(out, s, u64(0), d)
+    return store_finite_half(out, s, u64(0), d)
 
 
 @inline

@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.numba_ops import as_float, from_half, inline, loop
+from quant.ggml.stored_scales import load_half, load_six_bits
+from quant.numba_ops import as_float, inline, loop
 
 u8, u16, u64, i8, i32, f32 = np.uint8, np.uint16, np.uint64, np.int8, np.int32, np.float32
 
@@ -33,7 +34,7 @@ def widen(bits, out):
 def decode_q2_k(data, out):
     """Fill in rows of 84 bytes."""
     for b in range(u64(data.shape[0])):
-        d, e = _load_half(data, b, u64(80)), _load_half(data, b, u64(82))
+        d, e = load_half(data, b, u64(80)), load_half(data, b, u64(82))
         for s in range(SIXTEEN):
             pair = data[b, s]
             step, offset = f32(d * f32(pair & u8(15))), f32(e * f32(pair >> u8(4)))
@@ -48,7 +49,7 @@ def decode_q2_k(data, out):
 def decode_q3_k(data, out):
     """Fill in rows of 110 bytes."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(108))
+        d = load_half(data, b, u64(108))
         for s in range(SIXTEEN):
             low = u8(data[b, u64(96) + s % u64(8)] >> u8(u64(4) * (s // u64(8))))
             high = u8(data[b, u64(104) + s % u64(4)] >> u8(u64(2) * (s // u64(4))))
@@ -67,9 +68,9 @@ def decode_q4_k(data, out):
     """Fill in rows of 144 bytes, or of 176, Q5_K."""
     five = data.shape[1] == 176
     for b in range(u64(data.shape[0])):
-        d, e = _load_half(data, b, u64(0)), _load_half(data, b, u64(2))
+        d, e = load_half(data, b, u64(0)), load_half(data, b, u64(2))
         for s in range(u64(8)):
-            level, minimum = _load_six_bits(data, b, s)
+            level, minimum = load_six_bits(data, b, s)
             step, offset = f32(d * f32(level)), f32(e * f32(minimum))
             first, shift = s * THIRTY_TWO, u8(u64(4) * (s % u64(2)))
             at = u64(16) + (s // u64(2)) * THIRTY_TWO
@@ -87,7 +88,7 @@ def decode_q4_k(data, out):
 def decode_q6_k(data, out):
     """Fill in rows of 210 bytes."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(208))
+        d = load_half(data, b, u64(208))
         for s in range(SIXTEEN):
             step = f32(d * f32(i8(data[b, u64(192) + s])))
             half, part = s // u64(8), (s % u64(8)) // u64(2)
@@ -103,26 +104,8 @@ def decode_q6_k(data, out):
 
 
 @inline
-def _load_half(data, b, at):
-    """Return the float16 at this place as float32."""
-    return from_half(u16(u16(data[b, at]) | u16(u16(data[b, at + u64(1)]) << u16(8))))
-
-
-@inline
 def _low_bits(at, s):
     """Return the first byte that has low bits of a block of 16, and their place in it."""
     half, part = s // u64(8), (s % u64(8)) // u64(2)
     column = (s % u64(2)) * SIXTEEN
     return at + half * THIRTY_TWO + column, u8(u64(2) * part)
-
-
-@inline
-def _load_six_bits(data, b, s):
-    """Return l and m of a block of Q4_K or Q5_K."""
-    if s < u64(4):
-        return u8(data[b, s + u64(4)] & u8(63)), u8(data[b, s + u64(8)] & u8(63))
-    low = data[b, s + u64(8)]
-    return (
-        u8(u8(low & u8(15)) | u8(u8(data[b, s] >> u8(6)) << u8(4))),
-        u8(u8(low >> u8(4)) | u8(u8(data[b, s + u64(4)] >> u8(6)) << u8(4))),
-    )

@@ -22,8 +22,8 @@ import numpy as np
 from quant.ggml.k_lanes import LANES, clamp, floats, load, nearest, splat, store, whole
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.ggml.legacy import _to_half
-from quant.numba_ops import from_half, inline, loop
+from quant.ggml.stored_scales import load_six_bits, store_half
+from quant.numba_ops import inline, loop
 
 u8, u16, u64, i32, f32 = np.uint8, np.uint16, np.uint64, np.int32, np.float32
 
@@ -36,7 +36,7 @@ def store_q2_k(w, fits, guarded, scales, minima, d, e, out):
     """Write B' rows of 84 bytes."""
     codes, flat = np.empty(SUPER, i32), out.reshape(-1)
     for b in range(u64(out.shape[0])):
-        dd, ee = _store_half(out, b, u64(80), d[b]), _store_half(out, b, u64(82), e[b])
+        dd, ee = store_half(out, b, u64(80), d[b]), store_half(out, b, u64(82), e[b])
         for s in range(u64(16)):
             k = b * u64(16) + s
             pair = u8(i32(scales[k] | i32(minima[k] << i32(4))) & i32(255))
@@ -56,14 +56,14 @@ def store_q4_k(w, fits, guarded, scales, minima, d, e, out):
     # With an importance, ggml does not clip Q4_K's levels.
     largest = i32(255) if guarded and not five else i32(63)
     for b in range(u64(out.shape[0])):
-        dd, ee = _store_half(out, b, u64(0), d[b]), _store_half(out, b, u64(2), e[b])
+        dd, ee = store_half(out, b, u64(0), d[b]), store_half(out, b, u64(2), e[b])
         for s in range(u64(8)):
             k = b * u64(8) + s
             words[0, s], words[1, s] = u8(min(scales[k], largest)), u8(min(minima[k], largest))
         _store_six_bits(words, out, b)
         for s in range(u64(8)):
             k = b * u64(8) + s
-            level, minimum = _load_six_bits(out, b, s)
+            level, minimum = load_six_bits(out, b, s)
             step, offset = f32(dd * f32(level)), f32(ee * f32(minimum))
             _line_codes(w, b, s, u64(32), fits, k, step, offset, most, guarded, codes)
         at = b * size + u64(16)
@@ -77,7 +77,7 @@ def store_q3_k(w, fits, kept, scales, d, out):
     """Write B' rows of 110 bytes; `kept` [0, 256]: the search's codes are those of its slopes."""
     codes, flat = np.empty(SUPER, i32), out.reshape(-1)
     for b in range(u64(out.shape[0])):
-        dd = _store_half(out, b, u64(108), d[b])
+        dd = store_half(out, b, u64(108), d[b])
         out[b, 96:108] = 0
         for s in range(u64(16)):
             k = b * u64(16) + s
@@ -107,7 +107,7 @@ def store_q6_k(w, fits, scales, d, out):
     """Write B' rows of 210 bytes."""
     codes, flat = np.empty(SUPER, i32), out.reshape(-1)
     for b in range(u64(out.shape[0])):
-        dd, blank = _store_half(out, b, u64(208), d[b]), True
+        dd, blank = store_half(out, b, u64(208), d[b]), True
         for s in range(u64(16)):
             k = b * u64(16) + s
             out[b, u64(192) + s] = u8(scales[k] & i32(255))
@@ -116,14 +116,6 @@ def store_q6_k(w, fits, scales, d, out):
         if blank:
             codes[:] = 0
         _store_six_bit_codes(codes, flat, b * u64(210))
-
-
-@inline
-def _store_half(out, b, at, x):
-    """Write a float32 as float16; return what was written."""
-    bits = _to_half(x)
-    out[b, at], out[b, at + u64(1)] = u8(bits & u16(0xFF)), u8(bits >> u16(8))
-    return from_half(bits)
 
 
 @inline
@@ -167,18 +159,6 @@ def _store_six_bits(words, out, b):
         out[b, u64(4) + s] = u8(words[0, s] | u8(u8(level >> u8(4)) << u8(6)))
         out[b, u64(8) + s] = u8(words[1, s] | u8(u8(minimum >> u8(4)) << u8(6)))
         out[b, u64(12) + s] = u8(u8(level & u8(15)) | u8(u8(minimum & u8(15)) << u8(4)))
-
-
-@inline
-def _load_six_bits(data, b, s):
-    """Return l and m of a block."""
-    if s < u64(4):
-        return u8(data[b, s + u64(4)] & u8(63)), u8(data[b, s + u64(8)] & u8(63))
-    low = data[b, s + u64(8)]
-    return (
-        u8(u8(low & u8(15)) | u8(u8(data[b, s] >> u8(6)) << u8(4))),
-        u8(u8(low >> u8(4)) | u8(u8(data[b, s + u64(4)] >> u8(6)) << u8(4))),
-    )
 
 
 @inline

@@ -24,30 +24,18 @@ beyond float16; in a loop b is a block, j a column.
 from __future__ import annotations
 
 import numpy as np
-from llvmlite import ir
-from numba import types
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.numba_ops import as_bits, as_float, from_half, inline, intrinsic, loop
+from quant.ggml.stored_scales import load_half, store_finite_half
+from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
 i8, i16, i32, f32 = np.int8, np.int16, np.int32, np.float32
 
 BLOCK = u64(32)
 HALF = u64(16)
-INFINITE = u16(0x7C00)
 # The largest float32 below one half: adding one half itself would round 0.49999997 up.
 BELOW_HALF = f32(0.49999997)
-
-
-@intrinsic
-def _to_half(_context, x):
-    """Return the bits of the nearest float16, ties to even."""
-
-    def generate(_context, builder, _signature, arguments):
-        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(x), generate
 
 
 @loop
@@ -56,7 +44,7 @@ def encode_q8_0(w, out):
     for b in range(u64(w.shape[0])):
         amax = _amax(w, b)
         d = f32(amax / f32(127))
-        if not _store_half(out, b, u64(0), d):
+        if not store_finite_half(out, b, u64(0), d):
             return False
         inverse = _inverse(d)
         for j in range(BLOCK):
@@ -69,7 +57,7 @@ def encode_q8_0(w, out):
 def decode_q8_0(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 34]."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for j in range(BLOCK):
             out[b, j] = f32(f32(i8(data[b, u64(j + u64(2))])) * d)
 
@@ -79,7 +67,7 @@ def encode_q4_0(w, out):
     """Fill out [B, 18]: d, 16 pairs of codes."""
     for b in range(u64(w.shape[0])):
         d = f32(_signed_amax(w, b) / f32(-8))
-        if not _store_half(out, b, u64(0), d):
+        if not store_finite_half(out, b, u64(0), d):
             return False
         inverse, offset = _inverse_and_offset(d, f32(8.5))
         for j in range(HALF):
@@ -93,7 +81,7 @@ def encode_q4_0(w, out):
 def decode_q4_0(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 18]."""
     for b in range(u64(data.shape[0])):
-        d = _load_half(data, b, u64(0))
+        d = load_half(data, b, u64(0))
         for j in range(HALF):
             pair = data[b, u64(j + u64(2))]
             out[b, j] = f32(f32(i32(i32(pair & u8(15)) - i32(8))) * d)
@@ -106,7 +94,7 @@ def encode_q4_1(w, out):
     for b in range(u64(w.shape[0])):
         least, most = _range(w, b)
         d = f32(f32(most - least) / f32(15))
-        if not (_store_half(out, b, u64(0), d) and _store_half(out, b, u64(2), least)):
+        if not (store_finite_half(out, b, u64(0), d) and store_finite_half(out, b, u64(2), least)):
             return False
         inverse = _inverse(d)
         for j in range(HALF):
@@ -120,7 +108,7 @@ def encode_q4_1(w, out):
 def decode_q4_1(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 20]."""
     for b in range(u64(data.shape[0])):
-        d, m = _load_half(data, b, u64(0)), _load_half(data, b, u64(2))
+        d, m = load_half(data, b, u64(0)), load_half(data, b, u64(2))
         for j in range(HALF):
             pair = data[b, u64(j + u64(4))]
             out[b, j] = f32(f32(f32(i32(pair & u8(15))) * d) + m)
@@ -133,12 +121,12 @@ def encode_q5_0(w, out):
     codes = np.empty(BLOCK, np.int32)
     for b in range(u64(w.shape[0])):
         d = f32(_signed_amax(w, b) / f32(-16))
-        if not _store_half(out, b, u64(0), d):
+        if not store_finite_half(out, b, u64(0), d):
             return False
         inverse, offset = _inverse_and_offset(d, f32(16.5))
         for j in range(BLOCK):
             codes[j] = _code(as_float(w[b, j]), f32(0), inverse, offset, i32(31))
-        _store_five_bits(codes, out, b, u64(2))
+        store_five_bits(codes, out, b, u64(2))
     return True
 
 
@@ -146,7 +134,7 @@ def encode_q5_0(w, out):
 def decode_q5_0(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 22]."""
     for b in range(u64(data.shape[0])):
-        d, fifth = _load_half(data, b, u64(0)), _load_word(data, b, u64(2))
+        d, fifth = load_half(data, b, u64(0)), _load_word(data, b, u64(2))
         for j in range(HALF):
             low, high = _load_five_bits(data[b, u64(j + u64(6))], fifth, j)
             out[b, j] = f32(f32(i32(low - i32(16))) * d)
@@ -160,12 +148,12 @@ def encode_q5_1(w, out):
     for b in range(u64(w.shape[0])):
         least, most = _range(w, b)
         d = f32(f32(most - least) / f32(31))
-        if not (_store_half(out, b, u64(0), d) and _store_half(out, b, u64(2), least)):
+        if not (store_finite_half(out, b, u64(0), d) and store_finite_half(out, b, u64(2), least)):
             return False
         inverse = _inverse(d)
         for j in range(BLOCK):
             codes[j] = _code(as_float(w[b, j]), least, inverse, f32(0.5), i32(31))
-        _store_five_bits(codes, out, b, u64(4))
+        store_five_bits(codes, out, b, u64(4))
     return True
 
 
@@ -173,7 +161,7 @@ def encode_q5_1(w, out):
 def decode_q5_1(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 24]."""
     for b in range(u64(data.shape[0])):
-        d, m = _load_half(data, b, u64(0)), _load_half(data, b, u64(2))
+        d, m = load_half(data, b, u64(0)), load_half(data, b, u64(2))
         fifth = _load_word(data, b, u64(4))
         for j in range(HALF):
             low, high = _load_five_bits(data[b, u64(j + u64(8))], fifth, j)
@@ -182,7 +170,7 @@ def decode_q5_1(data, out):
 
 
 @inline
-def _top(w, b):
+def top_magnitude(w, b):
     """Return max |w| of a block in bits: as integers they order as numbers do, NaN above all."""
     uint = w.dtype.type
     magnitude, top = uint(uint(~uint(0)) >> uint(1)), uint(0)
@@ -194,7 +182,7 @@ def _top(w, b):
 @inline
 def _amax(w, b):
     """Return max |w| of a block."""
-    return as_float(_top(w, b))
+    return as_float(top_magnitude(w, b))
 
 
 @inline
@@ -277,22 +265,7 @@ def _with_sign(x, of):
 
 
 @inline
-def _store_half(out, b, at, x):
-    """Write x as a float16, little-endian; return False if that is not finite."""
-    bits = _to_half(x)
-    out[b, at] = u8(bits & u16(0xFF))
-    out[b, u64(at + u64(1))] = u8(bits >> u16(8))
-    return u16(bits & u16(0x7FFF)) < INFINITE
-
-
-@inline
-def _load_half(data, b, at):
-    """Return the float16 at this place as float32."""
-    return from_half(u16(u16(data[b, at]) | u16(u16(data[b, u64(at + u64(1))]) << u16(8))))
-
-
-@inline
-def _store_five_bits(codes, out, b, at):
+def store_five_bits(codes, out, b, at):
     """Write the fifth bits of 32 codes, then their nibbles in pairs."""
     fifth = u32(0)
     for j in range(BLOCK):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.legacy import HALF, _top
+from quant.ggml.legacy import HALF, top_magnitude
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -28,7 +28,7 @@ def encode_mxfp4(w, out):
     uint = w.dtype.type
     magnitude, sign_shift = uint(uint(~uint(0)) >> uint(1)), uint(w.itemsize * 8 - 4)
     for b in range(u64(w.shape[0])):
-        top = _top(w, b)
+        top = top_magnitude(w, b)
         amax = as_float(top)
         if not amax < f32(np.inf):
             return False
@@ -36,12 +36,12 @@ def encode_mxfp4(w, out):
         out[b, 0] = exponent
         d = _mxfp4_scale(exponent)
         # Exact in bfloat16 too. Codes stand for twice their value; a tie goes to the smaller one.
-        t0, t1 = _upper(w, f32(f32(0.5) * d)), _upper(w, f32(f32(1.5) * d))
-        t2, t3 = _upper(w, f32(f32(2.5) * d)), _upper(w, f32(f32(3.5) * d))
+        t0, t1 = upper_bits(w, f32(f32(0.5) * d)), upper_bits(w, f32(f32(1.5) * d))
+        t2, t3 = upper_bits(w, f32(f32(2.5) * d)), upper_bits(w, f32(f32(3.5) * d))
         t4, t5, t6 = (
-            _upper(w, f32(f32(5) * d)),
-            _upper(w, f32(f32(7) * d)),
-            _upper(w, f32(f32(10) * d)),
+            upper_bits(w, f32(f32(5) * d)),
+            upper_bits(w, f32(f32(7) * d)),
+            upper_bits(w, f32(f32(10) * d)),
         )
         for j in range(HALF):
             pair = u8(0)
@@ -66,12 +66,12 @@ def decode_mxfp4(data, out):
         d = _mxfp4_scale(data[b, 0])
         for j in range(HALF):
             pair = data[b, u64(j + u64(1))]
-            out[b, j] = f32(_mxfp4_value(u8(pair & u8(15))) * d)
-            out[b, u64(j + HALF)] = f32(_mxfp4_value(u8(pair >> u8(4))) * d)
+            out[b, j] = f32(twice_e2m1(u8(pair & u8(15))) * d)
+            out[b, u64(j + HALF)] = f32(twice_e2m1(u8(pair >> u8(4))) * d)
 
 
 @inline
-def _upper(w, x):
+def upper_bits(w, x):
     """Return the bits of x that a weight of w has: all of them or the upper ones."""
     return u16(as_bits(x) >> u32(16)) if w.itemsize == 2 else as_bits(x)
 
@@ -97,7 +97,7 @@ def _mxfp4_scale(exponent):
 
 
 @inline
-def _mxfp4_value(code):
+def twice_e2m1(code):
     """Return twice the value of an E2M1 code: 0 1 2 3 4 6 8 12 and their negatives."""
     x = u32(code & u8(7))
     # Moved up, exponent and fraction are float32's, but for the bias: 1 for 127.

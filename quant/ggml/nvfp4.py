@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.mxfp4 import _mxfp4_value, _upper
+from quant.ggml.mxfp4 import twice_e2m1, upper_bits
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
@@ -53,8 +53,8 @@ def decode_nvfp4(data, out):
             half = f32(scale_value(data[b, g]) * f32(0.5))
             for j in range(EIGHT):
                 pair, at = data[b, u64(GROUPS + g * EIGHT + j)], u64(g * GROUP + j)
-                out[b, at] = f32(_mxfp4_value(u8(pair & u8(15))) * half)
-                out[b, u64(at + EIGHT)] = f32(_mxfp4_value(u8(pair >> u8(4))) * half)
+                out[b, at] = f32(twice_e2m1(u8(pair & u8(15))) * half)
+                out[b, u64(at + EIGHT)] = f32(twice_e2m1(u8(pair >> u8(4))) * half)
 
 
 @inline
@@ -76,10 +76,10 @@ def _code(w, b, at, d):
     x = uint(bits & magnitude)
     # Exact in bfloat16 too: d has four digits.
     code = u8(
-        u8(u8(x > _upper(w, f32(d * f32(0.25)))) + u8(x > _upper(w, f32(d * f32(0.75)))))
-        + u8(u8(x > _upper(w, f32(d * f32(1.25)))) + u8(x > _upper(w, f32(d * f32(1.75)))))
-        + u8(u8(x > _upper(w, f32(d * f32(2.5)))) + u8(x > _upper(w, f32(d * f32(3.5)))))
-        + u8(x > _upper(w, f32(d * f32(5))))
+        u8(u8(x > upper_bits(w, f32(d * f32(0.25)))) + u8(x > upper_bits(w, f32(d * f32(0.75)))))
+        + u8(u8(x > upper_bits(w, f32(d * f32(1.25)))) + u8(x > upper_bits(w, f32(d * f32(1.75)))))
+        + u8(u8(x > upper_bits(w, f32(d * f32(2.5)))) + u8(x > upper_bits(w, f32(d * f32(3.5)))))
+        + u8(x > upper_bits(w, f32(d * f32(5))))
     )
     sign = u8(uint(bits >> sign_shift) & uint(8))
     return u8(code | sign) if code > u8(0) and d > f32(0) else u8(0)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.legacy import BLOCK, HALF, _store_five_bits, _store_half
+from quant.ggml.legacy import BLOCK, HALF, store_five_bits
+from quant.ggml.stored_scales import store_finite_half
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
@@ -62,7 +63,7 @@ def _encode_symmetric(w, importance, most, out):
         for c in range(per_row):
             b = u64(first + c)
             d = _symmetric(x[c], v[c], most, codes, room)
-            if not _store_half(out, b, u64(0), d):
+            if not store_finite_half(out, b, u64(0), d):
                 return False
             _store_codes(codes, most == i32(16), out, b, u64(2))
     return True
@@ -79,7 +80,7 @@ def _encode_line(w, importance, most, out):
         for c in range(per_row):
             b = u64(first + c)
             d, m = _line(x[c], v[c], most, codes, room)
-            if not (_store_half(out, b, u64(0), d) and _store_half(out, b, u64(2), m)):
+            if not (store_finite_half(out, b, u64(0), d) and store_finite_half(out, b, u64(2), m)):
                 return False
             _store_codes(codes, most == i32(31), out, b, u64(4))
     return True
@@ -200,7 +201,7 @@ def _nearest(x):
 def _store_codes(codes, five, out, b, at):
     """Write 32 codes of five bits or of four."""
     if five:
-        _store_five_bits(codes, out, b, at)
+        store_five_bits(codes, out, b, at)
     else:
         for j in range(HALF):
             out[b, u64(at + j)] = u8(codes[j] | i32(codes[u64(j + HALF)] << i32(4)))
