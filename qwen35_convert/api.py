@@ -145,8 +145,8 @@ def verify(
     source = open_source(against)[0] if against else None
     if source:
         check_measurable(effective, check, source)
-    from qwen35_convert.artifact import verify_shown
     from qwen35_convert.run.memory import fit_verification
+    from qwen35_convert.verification.shown import verify_shown
     from qwen35_convert.verification.verify import Checks
 
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))

@@ -12,18 +12,16 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
-from formats.family.layout import Atom
 from quant.errors import QuantError
 from qwen35_convert.calibration.seen import receipt_of
 from qwen35_convert.calibration.texts import Texts
-from qwen35_convert.card.card import README, About, make_card
-from qwen35_convert.containers.gguf.mmproj import VISION
+from qwen35_convert.card.front_matter import README
+from qwen35_convert.card.of_folder import card_of_folder
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
@@ -34,11 +32,10 @@ from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.placed import as_bytes
 from qwen35_convert.run.worker import Effort
-from qwen35_convert.serving.artifact import planned
-from qwen35_convert.verification.levels import STRUCTURE
 from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.shown import verify_shown
 from qwen35_convert.verification.verdict import verdict
-from qwen35_convert.verification.verify import Checks, Report, verify
+from qwen35_convert.verification.verify import Checks, Report
 from qwen35_convert.versions import version
 from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.journal import Journal
@@ -46,7 +43,6 @@ from qwen35_convert.write.receipt import Draft, Origin, Proof, dump_json
 from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
-OUT = "OUT"  # what a card calls a folder, whose own name is not in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,30 +151,13 @@ def _seal(
     proof = Proof(verdict(report), report.schemes) if report else Proof()
     draft = Draft(job.plan, job.origin, source_files, proof, _calibration(job, sink))
     if container_for(job.out).carded:
-        sink.add_file(README, _card(job, draft, sink.receipt))
+        card = card_of_folder(job.plan, job.source, draft.receipt({}), sink.receipt)
+        sink.add_file(README, card)
     with writing(job.out, "reading it back", sink.left):
         output_files = digests.describe(sink.artifact_files())
     receipt = dump_json(draft.receipt(output_files))
     sink.add_file(sink.receipt, receipt)
     return receipt
-
-
-def _card(job: Job, draft: Draft, receipt: str) -> bytes:
-    """Return the card of a folder, which transformers loads."""
-    plan = job.plan
-    return make_card(
-        About(
-            title=job.source.name,
-            receipt=draft.receipt({}),
-            infos=plan.tensors.values(),
-            quantized=any(item.scheme.label is not None for item in plan.items),
-            vision=any(item.atom.role == VISION for item in plan.items),
-            library="transformers",
-            receipt_name=receipt,
-            sides=job.source.sides,
-            served=planned(plan, OUT),
-        )
-    )
 
 
 def _calibration(job: Job, sink: FolderSink) -> dict[str, Any] | None:
@@ -275,24 +254,3 @@ def checks_of(recipe: Recipe, workers: int) -> Checks:
     asked = recipe.verify
     logits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1, KEYS)
     return Checks(asked.level, logits, workers)
-
-
-def verify_shown(
-    artifact: Checkpoint, source: Checkpoint | None, checks: Checks, *, bar: bool
-) -> Report:
-    """Verify an artifact, with a bar of its weights' bytes on stderr on request."""
-    if not bar or source is None or checks.effective.name == STRUCTURE:
-        return verify(artifact, source, checks)
-    todo = {name: _stored_bytes(artifact, atom) for name, atom in artifact.layout.atoms.items()}
-    with bytes_bar(sum(todo.values()), "verify") as advance:
-
-        def progress(name: str) -> None:
-            advance(todo.pop(name, 0))  # logits name layers, which are no bytes
-
-        return verify(artifact, source, replace(checks, progress=progress))
-
-
-def _stored_bytes(checkpoint: Checkpoint, atom: Atom) -> int:
-    """Return the bytes of an atom's parts; of a stack of experts those of one."""
-    nbytes = sum(checkpoint.infos()[part].nbytes for part in atom.parts)
-    return nbytes if atom.whole is None else nbytes * prod(atom.shape) // prod(atom.whole)

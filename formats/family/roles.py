@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 F32_ONLY = ("F32",)
-EXPERT = "expert"
+EXPERT, VISION = "expert", "vision"
 # The delta rule compounds the error of these; llama.cpp reads any type, but few are good enough.
 NEAR_EXACT = ("F32", "F16", "BF16", "Q8_0")
 
@@ -93,7 +93,7 @@ _ALL = (
     Role("router", protected=True, product=True, gguf=F32_ONLY),
     Role("shared_expert_gate", protected=True, product=True, gguf=F32_ONLY),
     Role("mtp_fc", protected=True, listed=True),
-    Role("vision", protected=True),
+    Role(VISION, protected=True),
     # Stored together: never an atom, always cut into roles above.
     Role("in_proj_qkvz"),
     Role("in_proj_ba"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
-from qwen35_convert.artifact import Conversion, verify_shown
+from qwen35_convert.artifact import Conversion
 from qwen35_convert.comparison.candidates import Candidate
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.containers.registry import open_checkpoint
@@ -25,6 +25,7 @@ from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.verification.levels import LOGITS
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.receipts import Receipt, read_receipt
+from qwen35_convert.verification.shown import verify_shown
 from qwen35_convert.verification.verify import Checks, Report
 from qwen35_convert.write.receipt import Origin
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from formats.checkpoint import Checkpoint
-from formats.family.roles import ROLES
+from formats.family.roles import ROLES, VISION
 from formats.gguf.file import ALIGNMENT
 from formats.stored import KEEP
 from formats.tensor import DTYPE_BYTES
@@ -28,7 +28,6 @@ from quant.ggml import codec
 from quant.ggml_types import ggml_type
 from quant.registry import get_scheme, unknown
 from quant.scheme import Scheme
-from qwen35_convert.containers.gguf.mmproj import VISION
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe import Recipe, build_recipe

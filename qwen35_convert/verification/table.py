@@ -6,14 +6,9 @@ yields failures; `needs` says without what it has nothing to look at.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
-from formats.checkpoint import Checkpoint
-from formats.family.layout import Atom
-from quant.stored import open_value, scheme_of
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.calibrated import calibrated_names
@@ -31,6 +26,7 @@ from qwen35_convert.verification.compare import (
     compare_atom,
     missing_atoms,
 )
+from qwen35_convert.verification.defects import defects, not_made_again
 from qwen35_convert.verification.diagnose import explain
 from qwen35_convert.verification.files import file_failures
 from qwen35_convert.verification.flushed import find_flushed
@@ -121,48 +117,10 @@ def _sources(proof: Proof) -> Iterator[Failure]:
         yield from source_failures(proof.receipt, proof.source, proof.digests)
 
 
-def _defects(proof: Proof) -> Iterator[Failure]:
-    """Judge what is stored by itself: scales, codes, shapes, values that cannot be right."""
-    rest = _not_made_again(proof)
-    for failures in each(partial(_defects_of, proof.artifact), rest, proof.checks.workers):
-        yield from failures
-
-
-def _not_made_again(proof: Proof) -> list[str]:
-    """Return the atoms but those that were just made again, equal to the byte."""
-    sure = (c.name for c in proof.compared if not c.faults and not c.by_bounds)
-    made = set(sure) if proof.expected else set()
-    return [name for name in proof.artifact.layout.atoms if name not in made]
-
-
-def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
-    atom = artifact.layout.atoms[name]
-    value = open_value(artifact, atom)
-    keys = [part.key for part in value.scheme.parts("", (1, 1))]
-    stored = dict(zip(keys, atom.parts, strict=True))
-    counts: Counter[tuple[str, str]] = Counter()
-    for start, stop in value.chunks(1):
-        for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
-            counts[key, defect] += count
-        value.release(start, stop)
-    found = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
-    return [*found, *_constants_of(artifact, atom)]
-
-
 def _small_scales(proof: Proof) -> Iterator[Failure]:
     """Name what Marlin loses."""
-    failures, proof.notes = find_flushed(proof.artifact, _not_made_again(proof))
+    failures, proof.notes = find_flushed(proof.artifact, not_made_again(proof))
     yield from failures
-
-
-def _constants_of(artifact: Checkpoint, atom: Atom) -> Iterator[Failure]:
-    """Hold what follows from a weight's shape against what is stored: decoding reads none of it."""
-    parts = scheme_of(atom).parts(atom.weight, atom.whole or atom.shape)
-    for part, name in zip(parts, atom.parts, strict=True):
-        if part.constant is not None:
-            content = artifact.load(name, artifact.read(name), ...).tolist()
-            if content != list(part.constant):
-                yield Failure(name, f"is {content}, expected {list(part.constant)}")
 
 
 def _beside(proof: Proof) -> Iterator[Failure]:
@@ -252,7 +210,7 @@ CHECKS = (
     Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
     Check("defects", "tensors", "values, scales and codes that are not finite, shapes that are not "
-          "the weight's", _defects),
+          "the weight's", defects),
     Check("cache", "tensors", "scales of an FP8 cache that are not those of the recipe's text, or "
           "at which keys or values saturate or vanish", cache_failures),
     Check("flushed", "tensors", "scales of groups so small that Marlin takes the weights for 0",

@@ -18,16 +18,9 @@ from formats.gguf.imatrix import IMATRIX, is_imatrix
 from qwen35_convert.durable import replace_file, sync_folder, writing
 from qwen35_convert.errors import OutputError
 from qwen35_convert.write.journal import Journal
+from qwen35_convert.write.out import check_link, check_name, check_parent, partial_of
 from qwen35_convert.write.receipt import receipt_name
-from qwen35_convert.write.sink import (
-    JOURNAL,
-    LOCK,
-    FolderSink,
-    check_link,
-    check_name,
-    check_parent,
-    partial_of,
-)
+from qwen35_convert.write.sink import JOURNAL, LOCK, FolderSink
 
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Shard

@@ -19,7 +19,8 @@ from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.write.journal import Journal
-from qwen35_convert.write.sink import FolderSink, partial_of
+from qwen35_convert.write.out import partial_of
+from qwen35_convert.write.sink import FolderSink
 
 ROOT = Path(__file__).parents[2]
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="forks after torch is loaded")

@@ -14,8 +14,9 @@ from formats.links import is_folder
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.write.file_sink import FileSink, check_out_files, finish_moves
+from qwen35_convert.write.out import check_name
 from qwen35_convert.write.receipt import receipt_name
-from qwen35_convert.write.sink import FolderSink, check_name
+from qwen35_convert.write.sink import FolderSink
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint, TensorFile

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.ops import Shape
+from formats.family.roles import VISION
 from formats.gguf.checkpoint import CONTAINER
 from formats.gguf.file import Kv
 from formats.gguf.metadata import size_label, text_metadata, title
@@ -33,7 +34,7 @@ from qwen35_convert.card.front_matter import read_front_matter, words
 from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import check_needed, read_importance
-from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_part, read_generation
+from qwen35_convert.containers.gguf.mmproj import mmproj_part, read_generation
 from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Output, Plan

@@ -22,7 +22,7 @@ from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.durable import make_folders, reserve, write_all, writing, written_aside
 from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids
 from qwen35_convert.write.file_sink import check_out_files
-from qwen35_convert.write.sink import partial_of
+from qwen35_convert.write.out import partial_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -30,7 +30,6 @@ from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.planning.plan import Item, Output, Shard
 from qwen35_convert.recipe import Recipe
 
-VISION = "vision"
 GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 OTHERWISE = "bf16"

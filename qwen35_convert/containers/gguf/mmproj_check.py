@@ -16,6 +16,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.ops import Shape
+from formats.family.roles import VISION
 from formats.gguf.checkpoint import ORIGIN, whole_path
 from formats.gguf.file import GgufFile
 from formats.gguf.header import Kv
@@ -26,7 +27,7 @@ from formats.tensor import TensorInfo
 from quant.ggml import codec
 from quant.mix.identify import MAIN_TYPES
 from qwen35_convert.containers.gguf.keys import Reading, key_differences
-from qwen35_convert.containers.gguf.mmproj import VISION, mmproj_name
+from qwen35_convert.containers.gguf.mmproj import mmproj_name
 from qwen35_convert.difference import first
 from qwen35_convert.failure import Failure
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
+from formats.family.roles import VISION
 from formats.gguf.file import GgufFile
 from formats.gguf.vision import VisionTensor, vision_tensors
 from formats.safetensors.file import torch_dtype
 from quant.ggml.scheme import BLOCKS, Ggml
 from quant.measure import same_bits
 from quant.stored import open_value
-from qwen35_convert.containers.gguf.mmproj import VISION
 from qwen35_convert.failure import Failure
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from formats.family.roles import ROLES
 from formats.safetensors.folder import CONTAINER, open_folder
 from quant.registry import RECOGNISERS
+from qwen35_convert.write.out import check_out
 from qwen35_convert.write.receipt import RECEIPT
-from qwen35_convert.write.sink import FolderSink, check_out
+from qwen35_convert.write.sink import FolderSink
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from qwen35_convert.hub.fetch import fetch
 from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import executor
-from qwen35_convert.write.sink import partial_of
+from qwen35_convert.write.out import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Fault, Hub, only_hub
 from tests.variants import TOOL, embedder, write

@@ -31,8 +31,9 @@ from qwen35_convert.recipe import read_recipe
 from qwen35_convert.run import ray_cluster
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.run.worker import Effort
+from qwen35_convert.write.out import partial_of
 from qwen35_convert.write.receipt import version
-from qwen35_convert.write.sink import FolderSink, partial_of
+from qwen35_convert.write.sink import FolderSink
 from tests.adapters import of_matrix, write_adapter
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint
 

@@ -10,7 +10,7 @@ from formats.tensor import TensorInfo
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.file_sink import FileSink, check_out_files, finish_moves
-from qwen35_convert.write.sink import partial_of
+from qwen35_convert.write.out import partial_of
 
 
 def shards(*names):
