@@ -37,7 +37,8 @@ from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import INDEX, needed, read_weight_map
 from qwen35_convert.hub.ranges import RangeReader
-from qwen35_convert.hub.remote_file import BLOCK_BYTES, RemoteFile, RemoteFiles
+from qwen35_convert.hub.remote_blocks import RemoteFiles
+from qwen35_convert.hub.remote_file import BLOCK_BYTES, RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import huggingface_hub
 import pytest
 
 from qwen35_convert import api, cli, source
-from qwen35_convert.hub import remote_file, stream
+from qwen35_convert.hub import remote_blocks, stream
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Fault, Hub, point_to
 
@@ -151,8 +151,8 @@ def _quick(hub: Hub, tmp_path: Path, naps: list[float], monkeypatch: pytest.Monk
     monkeypatch.setattr("time.sleep", naps.append)
     monkeypatch.setattr(source, "open_stream", partial(stream.open_stream, block=BLOCK))
     monkeypatch.setattr(stream, "FIRST_BYTES", 1 << 12)
-    monkeypatch.setattr(remote_file, "HELD_BLOCKS", HELD_BLOCKS)
-    monkeypatch.setattr(remote_file, "AHEAD", AHEAD)
+    monkeypatch.setattr(remote_blocks, "HELD_BLOCKS", HELD_BLOCKS)
+    monkeypatch.setattr(remote_blocks, "AHEAD", AHEAD)
     hub.heal()
     hub.seen.clear()
 

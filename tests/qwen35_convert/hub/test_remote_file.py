@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from formats.safetensors.file import read_header
 from qwen35_convert.errors import FetchError
-from qwen35_convert.hub import remote_file
+from qwen35_convert.hub import remote_blocks
 from qwen35_convert.hub.files import Entry
-from qwen35_convert.hub.remote_file import RemoteFile, RemoteFiles
+from qwen35_convert.hub.remote_blocks import RemoteFiles
+from qwen35_convert.hub.remote_file import RemoteFile
 
 
 class Source:
@@ -65,8 +66,8 @@ def test_rows_are_those_of_the_file(tmp_path_factory, block, seed, index):
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 2, 0], [3], [1, 4]])
 def test_a_file_is_proven_in_any_order_and_with_gaps(tmp_path, order, monkeypatch):
-    monkeypatch.setattr(remote_file, "HELD_BLOCKS", 2)
-    monkeypatch.setattr(remote_file, "AHEAD", 0)
+    monkeypatch.setattr(remote_blocks, "HELD_BLOCKS", 2)
+    monkeypatch.setattr(remote_blocks, "AHEAD", 0)
     source = Source(tmp_path, block=500)
     source.files.begin()
     for number in order:
@@ -104,7 +105,7 @@ def test_another_header_than_the_one_that_was_planned_with_is_seen(tmp_path):
 
 
 def test_a_block_that_is_not_the_one_of_before_is_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_file, "HELD_BLOCKS", 1)
+    monkeypatch.setattr(remote_blocks, "HELD_BLOCKS", 1)
     source = Source(tmp_path, block=500)
     source.files.begin()
     source.rows("t0", slice(0, 64))
