@@ -14,7 +14,7 @@ from typing import Any
 from formats.family.config import read_config
 from formats.family.names import HUB, place
 from formats.family.rules import Form, family
-from formats.safetensors.file import build_header
+from formats.safetensors.header import build_header
 from formats.tensor import DTYPE_BYTES, TensorInfo
 
 FLOAT32 = ("A_log", "gdn_norm")  # of the Qwen3.5 releases; all the rest is bfloat16

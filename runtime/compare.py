@@ -1,12 +1,6 @@
 """The logits of a checkpoint of any size, and those of two checkpoints side by side.
 
     relative error after a layer   ||x_artifact - x_source|| / ||x_source||
-    KL(source || artifact)         in nats at each token (see softmax)
-    perplexity                     exp(-mean log p(next token))
-    error of the mean KL           sqrt(B / (B - 1) * sum_b (n_b (mean_b - mean))^2) / R
-
-The error of the mean is taken from means of blocks b of n_b tokens, B of them, none of which spans
-two sequences: the tokens of a text are no independent draws.
 
 Both checkpoints are walked layer by layer in step, and the head is applied to a strip of the
 vocabulary at a time: neither is ever in memory whole.
@@ -19,8 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,11 +25,11 @@ from runtime.errors import RequestError
 from runtime.kernels.linear.cpu import times_rows
 from runtime.layerwise import Progress, Walk
 from runtime.load import Change
-from runtime.softmax import Divergence, Softmax
+from runtime.logits_report import LayerError, LogitsReport, logits_report
+from runtime.softmax import Divergence
 from runtime.workers import Workers
 
 BLOCK_ROWS = 512
-_MEAN_TOKENS = 128
 STRIP_CELLS = 1 << 21
 Block = tuple[slice, Divergence, Tensor, Tensor]
 
@@ -66,37 +59,6 @@ class NothingKept:
 
 
 NOTHING_KEPT = NothingKept()
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """How far the residual stream of the artifact is from its source's after a layer."""
-
-    layer: int
-    kind: str
-    relative_error: float
-
-
-@dataclass(frozen=True)
-class LogitsReport:
-    """How the artifact's predictions compare with its source's. KL is in nats per token.
-
-    kl_stderr  the standard error of the mean, None with fewer than two blocks of tokens
-    """
-
-    kl_mean: float
-    kl_stderr: float | None
-    kl_median: float
-    kl_p999: float
-    top1: float
-    ppl_source: float
-    ppl_artifact: float
-    tokens: int
-    layers: tuple[LayerError, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, for JSON."""
-        return asdict(self) | {"layers": [asdict(layer) for layer in self.layers]}
 
 
 @torch.inference_mode()
@@ -135,7 +97,7 @@ def compare_logits(
             _walk(artifact, ids_NT, device, workers, fp8_cache=True),
         ]
         layers, ends = _compared_layers(walks, kept, progress)
-        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
+        return logits_report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
 
 
 @torch.inference_mode()
@@ -155,7 +117,7 @@ def changed_logits(
         walks = [_walk(source, ids_NT, device, workers) for _ in range(2)]
         walks[1].use_changed(change)
         layers, ends = _compared_layers(walks, kept, lambda _: None)
-        return _report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
+        return logits_report(ids_NT, _diverged(walks, ends, ids_NT.to(device), kept), layers)
 
 
 def _compared_layers(
@@ -249,35 +211,3 @@ def _head_strips(walk: Walk) -> Iterator[Tensor]:
         stop = min(start + step, width)
         yield walk.loader.strip(head, start, stop)
         head.release(start, stop)
-
-
-def _report(
-    ids_NT: Tensor, blocks: Sequence[Divergence], layers: tuple[LayerError, ...]
-) -> LogitsReport:
-    kl = torch.cat([block.kl for block in blocks])
-    return LogitsReport(
-        kl_mean=float(kl.mean()),
-        kl_stderr=_mean_error(kl.view(ids_NT.shape)),
-        kl_median=float(kl.quantile(0.5)),
-        kl_p999=float(kl.quantile(0.999)),
-        top1=float(torch.cat([block.agrees for block in blocks]).double().mean()),
-        ppl_source=_perplexity([block.source for block in blocks], ids_NT),
-        ppl_artifact=_perplexity([block.artifact for block in blocks], ids_NT),
-        tokens=ids_NT.numel(),
-        layers=layers,
-    )
-
-
-def _mean_error(kl_NT: Tensor) -> float | None:
-    """Return the standard error of the mean (see the module's head)."""
-    blocks = torch.split(kl_NT, _MEAN_TOKENS, dim=1)
-    count = sum(len(block) for block in blocks)
-    if count < 2:
-        return None
-    sums = [((block - kl_NT.mean()).sum(1)).square().sum() for block in blocks]
-    return math.sqrt(count / (count - 1) * float(sum(sums))) / kl_NT.numel()
-
-
-def _perplexity(blocks: Sequence[Softmax], ids_NT: Tensor) -> float:
-    loss = torch.cat([block.loss for block in blocks])
-    return float(loss.view(ids_NT.shape)[:, :-1].mean().exp())

@@ -13,8 +13,10 @@ from formats.family.config import read_config
 from formats.family.recognise import recognise
 from formats.gguf.config import config_from_metadata, places_of
 from formats.gguf.dialect import GgufDialect
-from formats.gguf.file import SHARD, GgufFile, Kv, open_files
+from formats.gguf.file import GgufFile
+from formats.gguf.header import Kv
 from formats.gguf.pooling import pooling_files
+from formats.gguf.split import SHARD, open_files
 from formats.links import check_leads
 from formats.stored import Recogniser
 from formats.tensor import TensorInfo

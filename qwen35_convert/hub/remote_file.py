@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from formats.safetensors.file import Header, SafetensorsFile, torch_dtype
+from formats.safetensors.file import SafetensorsFile, torch_dtype
+from formats.safetensors.header import Header
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.files import Entry
 

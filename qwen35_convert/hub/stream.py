@@ -20,7 +20,6 @@ from formats.checkpoint import Checkpoint
 from formats.content import FIRST
 from formats.json_file import parse_object
 from formats.safetensors.choose import choose
-from formats.safetensors.file import header_length, parse_header
 from formats.safetensors.folder import (
     CONFIG,
     MAX_SIDE_BYTES,
@@ -29,6 +28,7 @@ from formats.safetensors.folder import (
     assemble,
     check_config,
 )
+from formats.safetensors.header import header_length, parse_header
 from formats.safetensors.methods import block_beside, with_block
 from formats.safetensors.nested import is_nested
 from formats.safetensors.placing import is_whole

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.safetensors.file import SafetensorsFile, build_header
+from formats.safetensors.file import SafetensorsFile
+from formats.safetensors.header import build_header
 from formats.tensor import TensorInfo
 from qwen35_convert.durable import reserve, write_all, written_aside
 from qwen35_convert.errors import OutputError

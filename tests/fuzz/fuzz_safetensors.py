@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from formats.errors import FormatError
-from formats.safetensors.file import read_header
+from formats.safetensors.header import read_header
 from formats.tensor import DTYPE_BYTES
 from tests.fuzz.loop import main
 

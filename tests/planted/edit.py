@@ -28,7 +28,8 @@ from formats.gguf.file import GgufFile
 from formats.gguf.file import build_header as gguf_header
 from formats.gguf.header import Kv
 from formats.gguf.names import gguf_name
-from formats.safetensors.file import TORCH_NAMES, build_header, torch_dtype
+from formats.safetensors.file import TORCH_NAMES, torch_dtype
+from formats.safetensors.header import build_header
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.fp8.reference import dequantize, quantize
 from quant.ggml import codec

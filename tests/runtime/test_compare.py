@@ -14,9 +14,10 @@ import runtime.compare as compare_module
 import runtime.layer_pass as layer_module
 from formats.errors import FormatError
 from qwen35_convert.containers.registry import open_checkpoint
-from runtime.compare import _mean_error, _relative_error, compare_logits, streamed_logits
+from runtime.compare import _relative_error, compare_logits, streamed_logits
 from runtime.errors import RequestError
 from runtime.load import Loader
+from runtime.logits_report import _mean_error
 from runtime.softmax import Divergence
 from tests.checkpoints import hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import to_fp8

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import CONTAINER, SUFFIX, first_file, open_gguf, whole_path
-from formats.gguf.file import SHARD, GgufFile, begins_as_gguf
+from formats.gguf.file import GgufFile, begins_as_gguf
+from formats.gguf.split import SHARD
 from formats.links import is_folder
 from quant.registry import GGUF_RECOGNISERS
 from qwen35_convert.errors import OutputError, RecipeError

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from formats.gguf.file import GgufFile, Kv
-from formats.gguf.header import parse_header
+from formats.gguf.file import GgufFile
+from formats.gguf.header import Kv, parse_header
 from qwen35_convert.difference import ABSENT, differences, first, misplaced, near
 
 OTHERWISE = "has a header of the same keys and tensors, but written differently or in another order"

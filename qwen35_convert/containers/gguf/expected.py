@@ -16,7 +16,7 @@ from formats.family.layout import Atom
 from formats.family.ops import Shape
 from formats.family.roles import VISION
 from formats.gguf.checkpoint import CONTAINER
-from formats.gguf.file import Kv
+from formats.gguf.header import Kv
 from formats.gguf.metadata import size_label, text_metadata, title
 from formats.gguf.names import gguf_name, ops_to_gguf
 from formats.gguf.pooling import pooling_notes, pooling_type

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from formats.errors import FormatError
 from formats.family.ops import Shape
 from formats.family.roles import ROLES
-from formats.gguf.file import Kv
+from formats.gguf.header import Kv
 from formats.gguf.imatrix import ImatrixFile, read_imatrix
 from quant.errors import QuantError
 from quant.ggml.codec import POOR_UNWEIGHTED

@@ -13,7 +13,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
 from formats.family.ops import shape_after
-from formats.gguf.file import Kv
+from formats.gguf.header import Kv
 from formats.gguf.metadata import sampling_pairs, size_label, title
 from formats.gguf.vision import (
     VisionTensor,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from formats.gguf.file import ALIGNMENT, Kv, build_header, split_name, split_pairs
+from formats.gguf.file import ALIGNMENT, build_header
+from formats.gguf.header import Kv
+from formats.gguf.split import split_name, split_pairs
 from formats.tensor import TensorInfo
 from qwen35_convert.planning.plan import Shard, pack
 

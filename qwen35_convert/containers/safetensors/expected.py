@@ -14,8 +14,8 @@ from formats.family.layout import Atom
 from formats.family.names import HUB, TEXT, WITHOUT_HEAD, place
 from formats.family.pieces import EXPERT_STACKS
 from formats.family.roles import EXPERT
-from formats.safetensors.file import build_header
 from formats.safetensors.folder import CONTAINER
+from formats.safetensors.header import build_header
 from formats.stored import KEEP
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError

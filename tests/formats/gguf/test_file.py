@@ -18,17 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.errors import FormatError
-from formats.gguf.file import (
-    ALIGNMENT,
-    GgufFile,
-    Kv,
-    build_header,
-    files_of,
-    open_files,
-    split_name,
-    split_pairs,
-)
-from formats.gguf.header import KINDS, MAX_ITEMS, MAX_PAIRS, MAX_TENSORS
+from formats.gguf.file import ALIGNMENT, GgufFile, build_header
+from formats.gguf.header import KINDS, MAX_ITEMS, MAX_PAIRS, MAX_TENSORS, Kv
+from formats.gguf.split import files_of, open_files, split_name, split_pairs
 from formats.safetensors.file import TORCH_NAMES
 from formats.tensor import TensorInfo, block_of
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from formats.errors import FormatError
 from formats.family.config import Config, read_config
 from formats.gguf.config import config_from_metadata
-from formats.gguf.file import GgufFile, Kv, build_header
+from formats.gguf.file import GgufFile, build_header
+from formats.gguf.header import Kv
 from formats.gguf.metadata import size_label, text_metadata
 from formats.tensor import TensorInfo
 from tests.checkpoints import hub_config, text_config

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from formats.errors import FormatError
 from formats.gguf.bpe_tokenizer import library_ids
-from formats.gguf.file import GgufFile, Kv, build_header
+from formats.gguf.file import GgufFile, build_header
+from formats.gguf.header import Kv
 from formats.gguf.pre_tokenizer import REGEXES, pre_type, same_regex
 from formats.gguf.tokenizer import tokenizer_files, tokenizer_metadata
 

@@ -17,13 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from formats.errors import FormatError
-from formats.safetensors.file import (
-    MAX_HEADER,
-    TORCH_NAMES,
-    SafetensorsFile,
-    build_header,
-    read_header,
-)
+from formats.safetensors.file import TORCH_NAMES, SafetensorsFile
+from formats.safetensors.header import MAX_HEADER, build_header, read_header
 from formats.tensor import DTYPE_BYTES, TensorInfo
 
 SMAPS = Path("/proc/self/smaps")

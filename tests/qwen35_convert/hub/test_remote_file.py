@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from formats.safetensors.file import read_header
+from formats.safetensors.header import read_header
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub import remote_blocks
 from qwen35_convert.hub.files import Entry

@@ -14,7 +14,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from formats.errors import FormatError
-from formats.gguf.file import GgufFile, Kv, build_header
+from formats.gguf.file import GgufFile, build_header
+from formats.gguf.header import Kv
 from formats.tensor import TensorInfo
 from quant.stored import open_value
 from qwen35_convert import api

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from formats.gguf.file import GgufFile, Kv
+from formats.gguf.file import GgufFile
+from formats.gguf.header import Kv
 from qwen35_convert import api
 from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.errors import FormatError, OutputError
