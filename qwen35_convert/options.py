@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan
 
 DEVICES = ("cpu", "cuda")
-THREADS, RAY = EXECUTORS = ("threads", "ray")
+THREADS = "threads"
+EXECUTORS = (THREADS, "ray")
 LEVELS = ("structure", "tensors", "logits")
 MAX_DEFAULT_WORKERS = 8
 

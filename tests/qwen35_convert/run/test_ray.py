@@ -28,7 +28,7 @@ from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.run import ray_cluster
+from qwen35_convert.run import ray_cluster, ray_crew
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.run.worker import Effort
 from qwen35_convert.write.out import partial_of
@@ -103,7 +103,7 @@ def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, node
     """One of three is killed midway; the output is that of one machine, receipt included."""
     api.convert(nano, tmp_path / "one", read_recipe("fp8-block"))
     killed, said, journalled = [], [], []
-    append, hand_out = ray_cluster.Journal.append, ray_cluster.Crew.hand_out
+    append, hand_out = ray_cluster.Journal.append, ray_crew.Crew.hand_out
 
     def count(journal, items) -> None:
         append(journal, items)
@@ -116,7 +116,7 @@ def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, node
         hand_out(crew, batches)
 
     monkeypatch.setattr(ray_cluster.Journal, "append", count)
-    monkeypatch.setattr(ray_cluster.Crew, "hand_out", kill_midway)
+    monkeypatch.setattr(ray_crew.Crew, "hand_out", kill_midway)
     monkeypatch.setattr(artifact, "notice", said.append)
     done = api.convert(
         nano,
@@ -276,10 +276,10 @@ class Answers:
         self.killed.append(actor)
 
 
-def crew_of(error: Exception) -> ray_cluster.Crew:
+def crew_of(error: Exception) -> ray_crew.Crew:
     effort = Effort(1, "cpu", lambda _: None)
-    crew = ray_cluster.Crew(Answers(error), None, None, effort, "finished work is kept")
-    crew.calls["call"] = ray_cluster.Member("id", "far", "actor", ray_cluster.Batch([1, 2]))
+    crew = ray_crew.Crew(Answers(error), None, None, effort, "finished work is kept")
+    crew.calls["call"] = ray_crew.Member("id", "far", "actor", ray_crew.Batch([1, 2]))
     return crew
 
 
@@ -301,7 +301,7 @@ def test_a_node_lost_in_whatever_way_gives_its_items_back(error):
 
 def test_items_that_take_three_nodes_with_them_are_given_up():
     crew = crew_of(ray.exceptions.ActorDiedError())
-    crew.calls["call"].batch.losses = ray_cluster.MAX_LOSSES - 1
+    crew.calls["call"].batch.losses = ray_crew.MAX_LOSSES - 1
     with pytest.raises(
         OutputError, match="3 nodes were lost while converting the same items"
     ) as given_up:
@@ -313,7 +313,7 @@ def test_without_any_node_it_ends(monkeypatch):
     crew = crew_of(ValueError())
     crew.calls.clear()
     crew.ray.nodes = list
-    monkeypatch.setattr(ray_cluster, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(ray_crew, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(OutputError, match="no node of the Ray cluster is left"):
         crew.enlist()
 
