@@ -34,47 +34,21 @@ from quant.measure import E4M3_MAX, Error, measure
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 128
 SMALLEST_SCALE = 2.0**-126
 SCALE_DTYPES = {"pow2": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def quantize_block(w_NK: Tensor, scale_mode: str = "pow2") -> tuple[Tensor, Tensor]:
-    """Return (codes, scale) with one scale per 128x128 block.
-
-    w_NK   [N, K] float; N and K need not be multiples of 128
-    codes  [N, K] float8_e4m3fn
-    scale  [ceil(N/128), ceil(K/128)] bfloat16 or float32, never zero
-
-    Raises QuantError if the weight holds a NaN or an infinity: amax would spread it over a block.
-    """
-    return quantize(w_NK, (BLOCK, BLOCK), scale_mode)
-
-
-def quantize_channel(w_NK: Tensor, scale_mode: str = "pow2") -> tuple[Tensor, Tensor]:
-    """Return (codes [N, K], scale [N, 1]) with one scale per row, else as `quantize_block`."""
-    return quantize(w_NK, (1, w_NK.shape[-1]), scale_mode)
-
-
-def dequantize_block(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return codes [..., N, K] times scale [..., ceil(N/128), ceil(K/128)] in float32.
-
-    The scale may be of any type that torch widens: bfloat16, float16, float32, E8M0.
-
-    Raises QuantError if its shape is not the grid of these codes.
-    """
-    return dequantize(codes, scale, (BLOCK, BLOCK))
-
-
-def dequantize_channel(codes: Tensor, scale: Tensor) -> Tensor:
-    """Return codes [..., N, K] times scale [..., N, 1] in float32, else as `dequantize_block`."""
-    return dequantize(codes, scale, (1, codes.shape[-1]))
 
 
 def quantize(
     w_NK: Tensor, block: tuple[int, int], scale_mode: str, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (codes [N, K], in `out` if given, scale [R, C]), one scale per block of this size."""
+    """Return (codes, scale) with one scale per block of this size.
+
+    w_NK   [N, K] float; N and K need not be multiples of the block's
+    codes  [N, K] float8_e4m3fn, in `out` if given
+    scale  [R, C] bfloat16 or float32, never zero
+
+    Raises QuantError if the weight holds a NaN or an infinity: amax would spread it over a block.
+    """
     check_finite(w_NK)
     x_NK = w_NK.float()
     scale = round_scale(block_amax(x_NK, block), scale_mode)
@@ -84,7 +58,12 @@ def quantize(
 
 
 def dequantize(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """Return codes * scale in float32, one scale per block of this size."""
+    """Return codes [..., N, K] times scale [..., R, C] in float32, one per block of this size.
+
+    The scale may be of any type that torch widens: bfloat16, float16, float32, E8M0.
+
+    Raises QuantError if its shape is not the grid of these codes.
+    """
     check_grid(codes.shape, scale.shape, block)
     return codes.float() * expand(scale.float(), block, codes.shape)
 

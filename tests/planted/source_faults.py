@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from quant.fp8.reference import dequantize_channel, quantize_channel
+from tests.fp8_weights import dequantize_channel, quantize_channel
 from tests.planted.artifact import Base
 from tests.planted.edit import Tensors, reading
 from tests.planted.fault import FORGED, Fault, Names, in_bases

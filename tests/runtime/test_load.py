@@ -8,7 +8,6 @@ import torch
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.names import TEXT
-from quant.fp8.reference import dequantize_block, dequantize_channel, quantize_channel
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.linear.weight import Fp8Weight
 from runtime.load import Loader
@@ -21,6 +20,7 @@ from tests.checkpoints import (
     write_checkpoint,
 )
 from tests.formats.layouts import FP8_ROLES, role_of, shiftable, to_fp8, to_mlx, to_next, without
+from tests.fp8_weights import dequantize_block, dequantize_channel, quantize_channel
 from tests.runtime.models import SHORT, distance, full, load, some_ids, write
 
 P = "model.language_model."

@@ -6,14 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant.errors import QuantError
-from quant.fp8.reference import (
-    dequantize_block,
-    dequantize_channel,
-    expand,
-    quantize_block,
-    quantize_channel,
-)
+from quant.fp8.reference import expand
 from quant.measure import bound
+from tests.fp8_weights import dequantize_block, dequantize_channel, quantize_block, quantize_channel
 
 MODES = ("pow2", "float32", "bfloat16")
 E4M3 = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
