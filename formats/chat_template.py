@@ -41,8 +41,8 @@ class ChatTemplates:
 
 def read_templates(sides: Sides) -> ChatTemplates:
     """Return the templates that count. FormatError for what is no text, or is listed wrongly."""
-    found = [(name, dict(read(sides))) for name, read in PLACES]
-    stated = [(name, texts) for name, texts in found if texts]
+    places = [(name, dict(read(sides))) for name, read in PLACES]
+    stated = [(name, texts) for name, texts in places if texts]
     if not stated:
         return ChatTemplates({}, {})
     (place, texts), *others = stated

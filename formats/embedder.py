@@ -95,8 +95,8 @@ def prompts(sides: Sides) -> dict[str, str]:
     """Return what is put before a text, by the name of its kind; empty ones are left out."""
     content = sides.get(PROMPTS)
     stated = {} if content is None else parse_object(content, PROMPTS).get("prompts")
-    found = stated.items() if isinstance(stated, dict) else ()
-    return {name: text for name, text in found if isinstance(text, str) and text}
+    prompts = stated.items() if isinstance(stated, dict) else ()
+    return {name: text for name, text in prompts if isinstance(text, str) and text}
 
 
 def embedder_files(mode: str, width: int) -> dict[str, bytes]:

@@ -82,13 +82,13 @@ def snapshot_in(folder: Path) -> Path:
     if not folder.name.startswith(MODELS) or not (folder / SNAPSHOTS).is_dir():
         return folder
     main = folder / "refs" / "main"
-    found = sorted(path.name for path in (folder / SNAPSHOTS).iterdir() if path.is_dir())
+    names = sorted(path.name for path in (folder / SNAPSHOTS).iterdir() if path.is_dir())
     commit = main.read_text().strip() if main.is_file() else ""
-    if commit in found or len(found) == 1:
-        return folder / SNAPSHOTS / (commit if commit in found else found[0])
+    if commit in names or len(names) == 1:
+        return folder / SNAPSHOTS / (commit if commit in names else names[0])
     raise FormatError(
         str(folder),
-        f"has {len(found)} snapshots",
+        f"has {len(names)} snapshots",
         "one, or a branch main that names one",
-        f"give one of them: {folder / SNAPSHOTS / found[0]}" if found else "download it again",
+        f"give one of them: {folder / SNAPSHOTS / names[0]}" if names else "download it again",
     )

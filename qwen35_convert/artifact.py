@@ -134,8 +134,8 @@ def write_artifact(job: Job) -> Conversion:
 
 def _verified(job: Job, sink: FolderSink) -> Report:
     checks = checks_of(job.plan.recipe, job.share.verifiers)
-    told = _calibration(job, sink)
-    checks = replace(checks, expected=job.plan, texts=job.texts, calibration=told)
+    calibration = _calibration(job, sink)
+    checks = replace(checks, expected=job.plan, texts=job.texts, calibration=calibration)
     artifact = container_for(job.out).open(sink.artifact)
     return verify_shown(artifact, job.source, checks, bar=job.options.progress)
 
@@ -251,6 +251,6 @@ def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
 
 def checks_of(recipe: Recipe, workers: int) -> Checks:
     """Return the checks a recipe asks for."""
-    asked = recipe.verify
-    logits = LogitsCheck(asked.text, asked.max_kl, asked.min_top1, KEYS)
-    return Checks(asked.level, logits, workers)
+    gate = recipe.verify
+    logits = LogitsCheck(gate.text, gate.max_kl, gate.min_top1, KEYS)
+    return Checks(gate.level, logits, workers)

@@ -71,8 +71,10 @@ class Results:
         names = {"classname": _text(f"{self.subject}.{case.suite}"), "name": _text(case.name)}
         node = Xml.SubElement(parent, "testcase", names)
         if case.failures:
-            said = case.failures[0] if len(case.failures) == 1 else f"{len(case.failures)} failures"
-            failure = Xml.SubElement(node, "failure", {"message": _text(said)})
+            message = (
+                case.failures[0] if len(case.failures) == 1 else f"{len(case.failures)} failures"
+            )
+            failure = Xml.SubElement(node, "failure", {"message": _text(message)})
             more = len(case.failures) - MAX_LISTED
             tail = [f"and {more} more"] if more > 0 else []
             failure.text = _text("\n".join([*case.failures[:MAX_LISTED], *tail]))

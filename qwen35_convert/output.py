@@ -81,18 +81,18 @@ class Output:
             report.print_conversion(done)
         self._cases(done.report, str(done.out))
 
-    def verification(self, found: Report, artifact: str) -> None:
+    def verification(self, result: Report, artifact: str) -> None:
         """Tell what verification found."""
         from qwen35_convert import report
 
         if self.form == JSON:
-            report.print_json(found.as_dict())
+            report.print_json(result.as_dict())
         elif self.form == GITHUB:
-            self._fenced(lambda: report.print_report(found))
-            self._annotate(found, artifact)
+            self._fenced(lambda: report.print_report(result))
+            self._annotate(result, artifact)
         else:
-            report.print_report(found)
-        self._cases(found, artifact)
+            report.print_report(result)
+        self._cases(result, artifact)
 
     def upload(self, uploaded: Uploaded) -> None:
         """Tell what is, or would be, on the hub."""
@@ -123,9 +123,9 @@ class Output:
 
     def error(self, error: Qwen35Error) -> int:
         """Tell an error; return its exit code."""
-        told = str(error)
-        told = told if len(told) <= MAX_MESSAGE else f"{told[:MAX_MESSAGE]} ..."
-        sys.stderr.write(f"qwen35: {told}\n  left  {error.left}\n")
+        message = str(error)
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
+        sys.stderr.write(f"qwen35: {message}\n  left  {error.left}\n")
         self._retell(error, error.exit_code)
         return error.exit_code
 
@@ -153,8 +153,8 @@ class Output:
                 if str(second) != str(error):
                     sys.stderr.write(f"qwen35: {second}\n")
 
-    def _annotate(self, found: Report | None, artifact: str) -> None:
-        failures = found.failures if found else []
+    def _annotate(self, result: Report | None, artifact: str) -> None:
+        failures = result.failures if result else []
         entries = [(f"{artifact}: {one.tensor}", one.problem, github.NOWHERE) for one in failures]
         _print_lines(github.several("error", entries))
 
@@ -167,12 +167,12 @@ class Output:
         finally:
             _print_lines([after])
 
-    def _cases(self, found: Report | None, artifact: str) -> None:
+    def _cases(self, result: Report | None, artifact: str) -> None:
         if self.junit is None:
             return
         from qwen35_convert.junit import Case, Results, of_report
 
-        cases = of_report(found) if found else []
+        cases = of_report(result) if result else []
         done = [Case(self.command, self.command)] if self.command != "verify" else []
         Results(self.command, artifact, [*done, *cases]).write(self.junit)
 

@@ -143,8 +143,8 @@ def _send(hub: Hub, contents: Mapping[str, Path | bytes], *, private: bool) -> s
     adds = [CommitOperationAdd(name, content) for name, content in contents.items()]
     for add in adds:
         hub.tried(partial(_send_large, api, hub.repo, add), f"{hub.repo}: {add.path_in_repo}")
-    said = f"Upload {len(adds)} files with qwen35"
-    commit = partial(api.create_commit, hub.repo, adds, commit_message=said)
+    message = f"Upload {len(adds)} files with qwen35"
+    commit = partial(api.create_commit, hub.repo, adds, commit_message=message)
     return str(hub.tried(commit, f"the commit to {hub.repo}").commit_url)
 
 

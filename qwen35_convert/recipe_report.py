@@ -40,8 +40,8 @@ def recipe_row(name: str) -> dict[str, Any]:
     from qwen35_convert.recipe import read_recipe
 
     recipe = read_recipe(name)
-    said = header(name).replace("\n", " ")
-    size, error = SIZE.search(said), ERROR.search(said)
+    text = header(name).replace("\n", " ")
+    size, error = SIZE.search(text), ERROR.search(text)
     return {
         "name": name,
         "use": headline(name),

@@ -157,21 +157,22 @@ def print_report(report: Report) -> None:
     )
 
 
-def _proof_text(told: dict[str, Any]) -> str:
+def _proof_text(calibration: dict[str, Any]) -> str:
     """Say how calibrated weights were proven."""
-    if told["proof"] == "again":
-        return f"{told['method']}, proven by running the calibration again"
-    if not told["layers"]:
-        return f"{told['method']}, proven by bounds: {told['why']}"
-    of = f"{told['layers_again']} of {told['layers']} layers by running the calibration again"
-    return f"{told['method']}, proven by bounds ({of}): {told['why']}"
+    if calibration["proof"] == "again":
+        return f"{calibration['method']}, proven by running the calibration again"
+    if not calibration["layers"]:
+        return f"{calibration['method']}, proven by bounds: {calibration['why']}"
+    layers = f"{calibration['layers_again']} of {calibration['layers']} layers"
+    of = f"{layers} by running the calibration again"
+    return f"{calibration['method']}, proven by bounds ({of}): {calibration['why']}"
 
 
-def _cache_text(told: dict[str, Any]) -> str:
+def _cache_text(cache: dict[str, Any]) -> str:
     """Say how the scales of an FP8 cache were proven."""
-    if told["proof"] == "again":
-        return f"{told['scales']} scales, equal to those measured on the text"
-    return f"{told['scales']} scales, checked against what the weights allow: {told['why']}"
+    if cache["proof"] == "again":
+        return f"{cache['scales']} scales, equal to those measured on the text"
+    return f"{cache['scales']} scales, checked against what the weights allow: {cache['why']}"
 
 
 def _print_logits(logits: dict[str, Any]) -> None:

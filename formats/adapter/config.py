@@ -128,10 +128,10 @@ def _parse(raw: Mapping[str, Any]) -> AdapterConfig:
 
 
 def _patterns(raw: Mapping[str, Any], field: str) -> list[tuple[str, Any]]:
-    found = raw.get(field) or {}
-    if not isinstance(found, dict):
-        raise FormatError(field, f"is {found!r:.60}", "an object")
-    for pattern in found:
+    patterns = raw.get(field) or {}
+    if not isinstance(patterns, dict):
+        raise FormatError(field, f"is {patterns!r:.60}", "an object")
+    for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
@@ -139,14 +139,14 @@ def _patterns(raw: Mapping[str, Any], field: str) -> list[tuple[str, Any]]:
         if len(pattern) > MAX_PATTERN:
             got = f"is a pattern of {len(pattern)} characters"
             raise FormatError(field, got, f"at most {MAX_PATTERN}")
-    return [*found.items()]
+    return [*patterns.items()]
 
 
 def _names(raw: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    found = raw.get(field) or []
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise FormatError(field, f"is {found!r:.60}", "a list of names")
-    return tuple(found)
+    names = raw.get(field) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(field, f"is {names!r:.60}", "a list of names")
+    return tuple(names)
 
 
 def _rank(field: str, value: object) -> int:
@@ -163,8 +163,8 @@ def _alpha(field: str, value: object) -> float:
 
 def _matching(patterns: Mapping[str, T] | None, module: str, default: T) -> T:
     """Return the value of the first pattern that the end of a name matches, as peft does."""
-    found = (value for key, value in (patterns or {}).items() if _ends(key, module))
-    return next(found, default)
+    values = (value for key, value in (patterns or {}).items() if _ends(key, module))
+    return next(values, default)
 
 
 def _ends(pattern: str, module: str) -> bool:

@@ -35,8 +35,8 @@ def take_activation_scales(held: dict[str, TensorInfo], parts: Collection[str]) 
 
     parts  stored names of what is part of a quantised weight, and stays
     """
-    found = [hub for hub, i in held.items() if scaled_by(i.name) and i.name not in parts]
-    return tuple(held.pop(hub).name for hub in found)
+    scales = [hub for hub, i in held.items() if scaled_by(i.name) and i.name not in parts]
+    return tuple(held.pop(hub).name for hub in scales)
 
 
 def activation_notes(stored: Sequence[str]) -> Iterator[str]:

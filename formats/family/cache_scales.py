@@ -44,12 +44,12 @@ FIELD = "kv_cache_scheme"
 
 def cache_scales(stored: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return stored names by attention (`layers.3.self_attn`) and by what they scale."""
-    found: dict[str, dict[str, str]] = {}
+    scales: dict[str, dict[str, str]] = {}
     for name in stored:
         before, _, spelling = normalise(name).rpartition(f".{ATTENTION}.")
         for what in SPELLINGS.get(spelling, ()):
-            found.setdefault(f"{before}.{ATTENTION}", {})[what] = name
-    return found
+            scales.setdefault(f"{before}.{ATTENTION}", {})[what] = name
+    return scales
 
 
 def is_fp8_scheme(scheme: object) -> bool:

@@ -44,8 +44,8 @@ def _told(
     lost: Sequence[Problem], part: str, config: Config, held: Mapping[str, TensorInfo]
 ) -> list[Problem]:
     """Return one problem; each, if the tensors show that the defaults are right."""
-    said = "".join(problem.problem for problem in lost)
-    absent = [symbol for symbol, f in config.fields.items() if f.endswith(ABSENT) and f in said]
+    text = "".join(problem.problem for problem in lost)
+    absent = [symbol for symbol, f in config.fields.items() if f.endswith(ABSENT) and f in text]
     shown = _shown(absent, held)
     if all(shown.get(symbol) == config.sizes[symbol] for symbol in absent):
         return [replace(problem, cause="shape") for problem in lost]

@@ -136,13 +136,13 @@ def unwrap(name: str) -> list[str]:
 def holders(name: str) -> dict[str, str]:
     """Return the segments of a name that say what held the model, and what that was."""
     segments = name.split(".")
-    found = {segment: HOLDERS[segment] for segment in segments if segment in HOLDERS}
+    held = {segment: HOLDERS[segment] for segment in segments if segment in HOLDERS}
     for segment in segments:
         if segment in OUTER:
-            found[segment] = OUTER[segment]
+            held[segment] = OUTER[segment]
         elif segment not in HOLDERS and segment not in WRAPPERS:
             break
-    return found
+    return held
 
 
 def place(hub: str, namespace: str) -> str:
@@ -166,12 +166,12 @@ def prefixes(every: Iterable[str]) -> dict[str, str]:
         prefix = prefix_of(stored)
         if prefix is not None:
             counts[part_of(normalise(stored))][prefix] += 1
-    return {part: found.most_common(1)[0][0] for part, found in counts.items()}
+    return {part: tally.most_common(1)[0][0] for part, tally in counts.items()}
 
 
-def place_beside(found: Mapping[str, str], hub: str) -> str:
+def place_beside(by_part: Mapping[str, str], hub: str) -> str:
     """Return the table's name as it would stand beside tensors that have these prefixes."""
-    prefix = found.get(part_of(hub))
+    prefix = by_part.get(part_of(hub))
     return place(hub, TEXT) if prefix is None else prefix + hub
 
 

@@ -75,9 +75,9 @@ def odd_packing(block: Mapping[str, Any]) -> tuple[str, str] | None:
     packing = PACKINGS.get(str(block.get("quant_method")))
     if packing is None:
         return None
-    name, said = _said(packing, block)
-    if said not in packing.layouts:
-        return f"{name} is {said!r:.80}", " or ".join(packing.layouts)
+    name, layout = _said(packing, block)
+    if layout not in packing.layouts:
+        return f"{name} is {layout!r:.80}", " or ".join(packing.layouts)
     if block.get("is_marlin_format"):
         return "is_marlin_format is true", "weights that are not repacked for one kernel"
     bits = _bits(block)
@@ -89,8 +89,8 @@ def odd_packing(block: Mapping[str, Any]) -> tuple[str, str] | None:
 def _said(packing: Packing, block: Mapping[str, Any]) -> tuple[str, str]:
     """Return the field that says the layout, and what it says."""
     stated = ((name, block[name]) for name in packing.fields if block.get(name) is not None)
-    name, said = next(stated, (packing.fields[0], packing.usual))
-    return name, str(said).lower()
+    name, layout = next(stated, (packing.fields[0], packing.usual))
+    return name, str(layout).lower()
 
 
 def left_alone(module: str, dynamic: object) -> bool:

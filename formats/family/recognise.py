@@ -196,8 +196,8 @@ def _leftovers(
     """Return what other quantisers and trainers left, which is part of no quantised weight."""
     coded = _coded_parts(weights)
     suspects = ((hub, leftover(info)) for hub, info in held.items() if info.name not in coded)
-    found = {hub: problem for hub, problem in suspects if problem}
-    return {hub: explained(hub, held, recognisers) or said for hub, said in found.items()}
+    problems = {hub: problem for hub, problem in suspects if problem}
+    return {hub: explained(hub, held, recognisers) or own for hub, own in problems.items()}
 
 
 def _unclaimed(held: Mapping[str, TensorInfo], weights: Mapping[str, StoredWeight]) -> list[str]:

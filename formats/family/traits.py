@@ -70,8 +70,10 @@ def notes_of(held: Mapping[str, TensorInfo], config: Config, form: Form, *, mlx:
     notes = []
     if _segments(held).count("language_model") > 1:
         notes.append("the prefix language_model is repeated; it is collapsed")
-    found = {segment: who for info in held.values() for segment, who in holders(info.name).items()}
-    notes += [f"tensors are under {one} ({who}); they are renamed" for one, who in found.items()]
+    wrappers = {
+        segment: who for info in held.values() for segment, who in holders(info.name).items()
+    }
+    notes += [f"tensors are under {one} ({who}); they are renamed" for one, who in wrappers.items()]
     if mlx:
         notes.append("an MLX layout: conv1d axes and shifted norms are put back")
     if form.mtp_layers != config.mtp_layers:

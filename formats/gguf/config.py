@@ -133,11 +133,11 @@ def _layer_types(keys: Keys, infos: Mapping[str, TensorInfo]) -> list[str]:
 
 def _shown_type(keys: Keys, infos: Mapping[str, TensorInfo], block: int) -> str:
     """Return the kind of a layer by a tensor that only this kind has."""
-    found = [kind for kind, name in TYPE_SHOWN.items() if f"blk.{block}.{name}" in infos]
-    if len(found) != 1:
+    kinds = [kind for kind, name in TYPE_SHOWN.items() if f"blk.{block}.{name}" in infos]
+    if len(kinds) != 1:
         names = " or ".join(TYPE_SHOWN.values())
         keys.fail("full_attention_interval", f"is missing, and blk.{block} does not have {names}")
-    return found[0]
+    return kinds[0]
 
 
 def _check_keys(keys: Keys) -> None:

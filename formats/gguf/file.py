@@ -171,8 +171,8 @@ def _check_output(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int
     for words in (keys, names):
         twice = [word for word, times in Counter(words).items() if times > 1]
         assert not twice, f"written twice: {twice}"
-    said = next((kv.value for kv in kvs if kv.key == "general.alignment"), ALIGNMENT)
-    assert said == alignment, f"general.alignment is {said}, the file's is {alignment}"
+    stated = next((kv.value for kv in kvs if kv.key == "general.alignment"), ALIGNMENT)
+    assert stated == alignment, f"general.alignment is {stated}, the file's is {alignment}"
     empty = [kv.key for kv in kvs if kv.kind.startswith("array[") and not kv.value]
     assert not empty, f"ggml's package writes no empty array: {empty}"
     long = [name for name in names if not 0 < len(name.encode()) <= MAX_NAME]

@@ -45,6 +45,6 @@ def pooling_notes(sides: Sides) -> Iterator[str]:
 def pooling_files(kv: Mapping[str, Kv]) -> dict[str, bytes]:
     """Return the files of an embedding model that say what the metadata say; none for others."""
     arch = kv["general.architecture"].value
-    found, width = kv.get(f"{arch}.{KEY}"), kv.get(f"{arch}.embedding_length")
-    mode = next((mode for mode, n in TYPES.items() if found and found.value == n), None)
+    pair, width = kv.get(f"{arch}.{KEY}"), kv.get(f"{arch}.embedding_length")
+    mode = next((mode for mode, n in TYPES.items() if pair and pair.value == n), None)
     return {} if mode is None or width is None else embedder_files(mode, width.value)

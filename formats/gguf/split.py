@@ -77,9 +77,9 @@ def open_files(path: Path) -> list[GgufFile]:
 
 def _check_split(file: GgufFile, pairs: Sequence[Kv], *, alone: bool) -> None:
     for pair in pairs:
-        said = file.kv.get(pair.key)
-        if said is None and alone:
+        own = file.kv.get(pair.key)
+        if own is None and alone:
             continue
-        if said is None or said.value != pair.value:
-            got = "missing" if said is None else repr(said.value)
+        if own is None or own.value != pair.value:
+            got = "missing" if own is None else repr(own.value)
             raise FormatError(f"{file.path.name}: {pair.key} is {got}, expected {pair.value}")

@@ -121,21 +121,21 @@ def _refuse_two(place: Place, single: Choice, several: Choice) -> NoReturn:
 
 def _without_names(place: Place) -> Choice:
     """Return all files of weights together, where neither the index nor the file has its name."""
-    found = indexes(place.names)
-    if len(found) > 1:
+    index_names = indexes(place.names)
+    if len(index_names) > 1:
         raise FormatError(
             place.label,
-            f"has {len(found)} indexes: {', '.join(found)}",
+            f"has {len(index_names)} indexes: {', '.join(index_names)}",
             f"{INDEX}, or one of them",
-            f"give the one you mean as the source: {place.path_of(found[0])}",
+            f"give the one you mean as the source: {place.path_of(index_names[0])}",
         )
-    if found:
-        return _indexed(place, found[0])
+    if index_names:
+        return _indexed(place, index_names[0])
     names = weights_in(place)
     if not names:
         refuse_no_weights(place)
-    asked = (shard for files in shard_sets(names) for shard in files)
-    return Choice(tuple(sorted({*names, *asked})))
+    shards = (shard for files in shard_sets(names) for shard in files)
+    return Choice(tuple(sorted({*names, *shards})))
 
 
 def _indexed(place: Place, file: str) -> Choice:

@@ -103,8 +103,8 @@ def torch_dtype(name: str) -> torch.dtype:
     """Return torch's data type for a name such as BF16."""
     import torch
 
-    found: torch.dtype = getattr(torch, TORCH_NAMES[name])
-    return found
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES[name])
+    return dtype
 
 
 def _quieten_frombuffer() -> None:

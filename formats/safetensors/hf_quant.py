@@ -18,7 +18,7 @@ HF_QUANT = "hf_quant_config.json"
 def quantization_of(read: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     """Return what the file says as a quantization_config; None if it says nothing, or is none."""
     try:
-        said = read().get("quantization")
+        quantization = read().get("quantization")
     except FormatError:
         return None
-    return {"quant_method": "modelopt"} | said if isinstance(said, dict) else None
+    return {"quant_method": "modelopt"} | quantization if isinstance(quantization, dict) else None

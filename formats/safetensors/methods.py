@@ -29,8 +29,8 @@ def with_block(place: Place, raw: dict[str, Any]) -> dict[str, Any]:
     """Return a config.json with the block that stands in a file beside it, if it has none."""
     for name in block_beside(place, raw):
         own = name == HF_QUANT
-        said = quantization_of(partial(place.read, name)) if own else place.read(name)
-        return raw if said is None else raw | {BLOCK: {"quant_method": BESIDE[name]} | said}
+        block = quantization_of(partial(place.read, name)) if own else place.read(name)
+        return raw if block is None else raw | {BLOCK: {"quant_method": BESIDE[name]} | block}
     return raw
 
 

@@ -23,5 +23,5 @@ def is_nested(name: str) -> bool:
 
 def nested_names(folder: Path) -> list[str]:
     """Return the names of such files in a folder, in a fixed order; at most 64."""
-    found = (path for pattern in NESTED for path in folder.glob(pattern) if path.is_file())
-    return sorted(path.relative_to(folder).as_posix() for path in found)[:MAX_NAMES]
+    paths = (path for pattern in NESTED for path in folder.glob(pattern) if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in paths)[:MAX_NAMES]

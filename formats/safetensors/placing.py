@@ -27,8 +27,8 @@ def open_all(place: Place, names: Iterable[str]) -> dict[str, SafetensorsFile]:
         (_, first), *others = faults.items()
         names = ", ".join(name for name, _ in others[:MAX_NAMED])
         rest = " ..." if others[MAX_NAMED:] else ""
-        said = f"\n  and   {len(others)} more: {names}{rest}" if others else ""
-        raise FormatError(f"{first.without_fix()}{said}", fix=first.fix)
+        more = f"\n  and   {len(others)} more: {names}{rest}" if others else ""
+        raise FormatError(f"{first.without_fix()}{more}", fix=first.fix)
     return files
 
 

@@ -67,9 +67,11 @@ class About:
     def said(self) -> Mapping[str, Any]:
         """The front matter that the source has, or is wanted instead."""
         front = read_front_matter(self.sides) if self.front is None else self.front
-        asked = self.recipe.get("export", {}).get("metadata") or {}
-        asked = {"language" if key == "languages" else key: value for key, value in asked.items()}
-        return {**front, **{key: value for key, value in asked.items() if value}}
+        metadata = self.recipe.get("export", {}).get("metadata") or {}
+        metadata = {
+            "language" if key == "languages" else key: value for key, value in metadata.items()
+        }
+        return {**front, **{key: value for key, value in metadata.items() if value}}
 
     @property
     def recipe(self) -> Mapping[str, Any]:

@@ -49,10 +49,10 @@ def word(values: Mapping[str, Any], key: str) -> str | None:
 
 def words(values: Mapping[str, Any], *keys: str) -> list[str]:
     """Return the texts of fields, each of which is one or a list, each once."""
-    found: dict[str, None] = {}
+    texts: dict[str, None] = {}
     for key in keys:
         value = values.get(key)
         listed = value if isinstance(value, list) else [value]
         shown = (word({key: one}, key) for one in listed)
-        found |= {text: None for text in shown if text}
-    return list(found)[:MAX_WORDS]
+        texts |= {text: None for text in shown if text}
+    return list(texts)[:MAX_WORDS]

@@ -82,7 +82,7 @@ def compare(
         check_place(path, head.encode())
     beside = [path.parent for path, _ in files] or [keep or Path()]
     limit = parse_limit(memory_limit)
-    found = api.compare(
+    comparison = api.compare(
         merged(source, base),
         recipe or [],
         artifacts,
@@ -93,16 +93,16 @@ def compare(
     if html:
         from qwen35_convert.page.page import page_html
 
-        save_file(html, page_html(found).encode())
+        save_file(html, page_html(comparison).encode())
     if csv:
-        save_file(csv, found.csv().encode())
+        save_file(csv, comparison.csv().encode())
     if json:
-        report.print_json(found.as_dict())
+        report.print_json(comparison.as_dict())
     else:
         from qwen35_convert.comparison.table import comparison_text
 
-        print(comparison_text(found))
-    if not found.passed:
+        print(comparison_text(comparison))
+    if not comparison.passed:
         raise typer.Exit(FELL_SHORT)
 
 

@@ -118,5 +118,5 @@ def _save_page(html: Path, artifact: str, source: str, text: str, result: Report
     from qwen35_convert.page.page import page_html
 
     names = [Path(one).resolve().name for one in (artifact, source)]
-    found = Comparison.of(names[1], text, [Entry(names[0], result)])
-    save_file(html, page_html(found).encode())
+    comparison = Comparison.of(names[1], text, [Entry(names[0], result)])
+    save_file(html, page_html(comparison).encode())

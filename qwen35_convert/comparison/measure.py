@@ -77,11 +77,11 @@ class Measuring:
 
     def _hashes(self, done: Conversion) -> dict[Path, str]:
         """Return the hashes of the files that a conversion has just read, and read back."""
-        told = json.loads(done.receipt)
+        receipt = json.loads(done.receipt)
         read = {self.source.name_of(path): path for path in self.source.read_files()}
-        places = [(read.get(name), entry) for name, entry in told["source"]["files"].items()]
+        places = [(read.get(name), entry) for name, entry in receipt["source"]["files"].items()]
         folder = open_checkpoint(done.out).folder
-        places += [(folder / name, entry) for name, entry in told["output"]["files"].items()]
+        places += [(folder / name, entry) for name, entry in receipt["output"]["files"].items()]
         return {path: entry["sha256"] for path, entry in places if path is not None}
 
     def _measured(self, one: Candidate, hashes: Mapping[Path, str] | None = None) -> Entry:

@@ -60,8 +60,8 @@ def _fixed(value: Any) -> str:
 
 def _basis(comparison: Comparison) -> str:
     """Say against what, and on which text."""
-    told = comparison.as_dict()
-    source, measured = told["source"], comparison.measured
+    figures = comparison.as_dict()
+    source, measured = figures["source"], comparison.measured
     size = f", {size_text(source['model_bytes'])}" if "model_bytes" in source else ""
     text = f"; {measured['tokens']} tokens of {comparison.text}" if measured else ""
     return f"source {source['name']}{size}{text}; sizes without vision and MTP"

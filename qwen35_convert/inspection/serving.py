@@ -62,10 +62,12 @@ def how_to_serve(
     """Return what `inspect --json` shows under "serving"."""
     figures = _figures(source)
     artifact = None if given is None else _artifact(source, given)
-    found = starts(artifact, question.load if question else None) if artifact else []
-    result = figures | {"engines": [start.as_dict() for start in found]} | _lines(found, figures)
+    launches = starts(artifact, question.load if question else None) if artifact else []
+    result = (
+        figures | {"engines": [start.as_dict() for start in launches]} | _lines(launches, figures)
+    )
     if question:
-        engines = [s.engine for s in found if not s.cannot and s.engine in ALLOCATIONS]
+        engines = [s.engine for s in launches if not s.cannot and s.engine in ALLOCATIONS]
         result["memory"] = _memory(source, artifact, question, engines)
     return result
 
@@ -91,9 +93,9 @@ def _artifact(source: Checkpoint, given: Given) -> Served | None:
     return served(source, path, mmproj=str(beside) if beside else None)
 
 
-def _lines(found: list[Start], figures: dict[str, Any]) -> dict[str, Any]:
+def _lines(launches: list[Start], figures: dict[str, Any]) -> dict[str, Any]:
     """Return vLLM's line, and what puts LMCache beside it."""
-    vllm = next((start for start in found if start.engine == VLLM and not start.cannot), None)
+    vllm = next((start for start in launches if start.engine == VLLM and not start.cannot), None)
     if vllm is None:
         return {"vllm": None, "lmcache": None, "vllm_with_lmcache": None}
     server, client = lmcache(vllm, figures["attention_block_size"][figures["cache"]])

@@ -52,8 +52,8 @@ def y_axis(frame: Frame, scale: Scale, name: str) -> Node:
     return add(group, [_beside(left, frame.upward[0], "0") if scale.none else None])
 
 
-def _beside(left: float, y: float, told: str) -> Node:
-    return element("text", told, x=left - 8, y=y + 4, text_anchor="end")
+def _beside(left: float, y: float, text: str) -> Node:
+    return element("text", text, x=left - 8, y=y + 4, text_anchor="end")
 
 
 @dataclass(frozen=True, slots=True)

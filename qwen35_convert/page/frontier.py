@@ -105,8 +105,8 @@ def _bar(point: _Point, errors: Scale) -> Node:
 
 def _mark(point: _Point) -> Node:
     look = f"mark {'on' if point.entry.frontier else 'off'} {colour(point.number)}"
-    told = element("title", _told(point.entry))
-    return element("circle", told, cx=point.x, cy=point.y, r=RADIUS, class_=look)
+    title = element("title", _told(point.entry))
+    return element("circle", title, cx=point.x, cy=point.y, r=RADIUS, class_=look)
 
 
 def _names(points: Sequence[_Point], frame: Frame) -> Node:

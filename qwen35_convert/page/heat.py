@@ -133,11 +133,11 @@ def _cell(one: RoleError, heat: Heat, column: int, row: int) -> Node:
     left, right = _left(heat, column), _left(heat, column + 1)
     gap = 1.0 if right - left > 5 else 0.3
     kept = one.relative_rms is None
-    told = "kept" if one.relative_rms is None else percent(one.relative_rms)
+    error = "kept" if one.relative_rms is None else percent(one.relative_rms)
     where = one.place if one.layer is None else f"layer {one.layer}"
     return element(
         "rect",
-        element("title", f"{where}, {one.role}: {told}"),
+        element("title", f"{where}, {one.role}: {error}"),
         x=left,
         y=HEAD + ROW * row,
         width=right - left - gap,

@@ -94,8 +94,8 @@ def _drawn(line: _Line, across: Places, errors: Scale) -> Node:
     look = colour(line.number)
     group.append(element("polyline", points=path, class_=f"line {look}"))
     for x, y, i, error in points if len(points) <= MOST_DOTS else ():
-        told = element("title", f"{line.entry.name}, layer {i}: {figure(error)}")
-        group.append(element("circle", told, cx=x, cy=y, r=3.0, class_=f"mark on {look}"))
+        title = element("title", f"{line.entry.name}, layer {i}: {figure(error)}")
+        group.append(element("circle", title, cx=x, cy=y, r=3.0, class_=f"mark on {look}"))
     return group
 
 

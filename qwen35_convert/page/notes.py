@@ -54,8 +54,8 @@ def summary(comparison: Comparison) -> Iterator[Node]:
         yield element("p", _told(comparison.entries[0]), ".", class_="lead")
         return
     count = f"{len(best)} of {len(comparison.entries)} artifacts are on the frontier"
-    told = f"{count}: nothing smaller is closer to the source. Smallest first:"
-    yield element("p", told, class_="lead")
+    lead = f"{count}: nothing smaller is closer to the source. Smallest first:"
+    yield element("p", lead, class_="lead")
     yield add(element("ol", class_="best"), [element("li", _told(one)) for one in best])
 
 
@@ -76,9 +76,9 @@ def failures(comparison: Comparison) -> Iterator[Node]:
     for one in comparison.entries:
         if one.report.passed:
             continue
-        found = one.report.failures
-        lines = [element("li", f"{f.tensor}: {f.problem}") for f in found[:MOST_FAILURES]]
-        more = len(found) - MOST_FAILURES
+        failures = one.report.failures
+        lines = [element("li", f"{f.tensor}: {f.problem}") for f in failures[:MOST_FAILURES]]
+        more = len(failures) - MOST_FAILURES
         rest = element("li", f"and {more} more") if more > 0 else None
         yield element("h3", one.name)
         yield element("ul", *lines, rest, class_="bad")
@@ -96,10 +96,10 @@ def basis(comparison: Comparison) -> Iterator[Node]:
         LIMITS,
     ]
     measured = comparison.measured is not None
-    told = sentences if measured else [sentences[0]]
+    shown = sentences if measured else [sentences[0]]
     passed = sum(one.report.passed for one in comparison.entries)
-    told += [SIZE, f"{PROOF} {passed} of {len(comparison.entries)} passed."]
-    for sentence in filter(None, told):
+    shown += [SIZE, f"{PROOF} {passed} of {len(comparison.entries)} passed."]
+    for sentence in filter(None, shown):
         yield element("p", sentence)
     names = ", ".join(f"{name} {number}" for name, number in comparison.versions.items())
     yield element("p", f"Made with {names}.", class_="versions")
@@ -107,8 +107,8 @@ def basis(comparison: Comparison) -> Iterator[Node]:
 
 def _source(comparison: Comparison) -> str:
     size = next((o.report.source_size for o in comparison.entries if o.report.source_size), None)
-    told = f": {size_text(size.model)}, {size.bits:.2f} bits per weight" if size else ""
-    return f"The source is {comparison.source}{told}."
+    facts = f": {size_text(size.model)}, {size.bits:.2f} bits per weight" if size else ""
+    return f"The source is {comparison.source}{facts}."
 
 
 def _text(comparison: Comparison) -> str:
@@ -126,5 +126,5 @@ def _text(comparison: Comparison) -> str:
 def _calibrated(comparison: Comparison) -> str:
     names = [one.name for one in comparison.entries if one.calibrated]
     verb = "was" if len(names) == 1 else "were"
-    told = f"{', '.join(names)} {verb} calibrated on this same text: the figures are too good."
-    return told if names else ""
+    warning = f"{', '.join(names)} {verb} calibrated on this same text: the figures are too good."
+    return warning if names else ""

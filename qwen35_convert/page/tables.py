@@ -66,8 +66,8 @@ def scrolled(name: str, *parts: Node) -> Node:
 
 
 def _head(text: str, means: str, look: str | None = None) -> Node:
-    told = element("abbr", text, title=means) if means else text
-    return element("th", told, scope="col", class_=look)
+    label = element("abbr", text, title=means) if means else text
+    return element("th", label, scope="col", class_=look)
 
 
 def _line(one: Entry, number: int) -> Node:
@@ -93,8 +93,8 @@ def worst_tensors(one: Entry, number: int) -> Node | None:
     heads = ("Tensor", "Stored as", "Relative RMS", "Cosine", "Largest error")
     head = add(element("tr"), [element("th", text, scope="col") for text in heads])
     body = add(element("tbody"), [_tensor(line) for line in lines])
-    told = f" {percent(lines[0]['relative_rms'])} in {lines[0]['name']}"
-    summary = element("summary", swatch(number), element("b", one.name), told)
+    error = f" {percent(lines[0]['relative_rms'])} in {lines[0]['name']}"
+    summary = element("summary", swatch(number), element("b", one.name), error)
     box = scrolled(f"Worst tensors, table {number + 1}", element("thead", head), body)
     return element("details", summary, box)
 

@@ -27,8 +27,8 @@ Written = tuple[Atom, Scheme]
 
 def stage_of(name: str) -> str | None:
     """Return the layer of a weight, `layers.3` or `mtp.layers.0`; None: it is in none."""
-    found = STAGE.match(name)
-    return found[1] if found else None
+    match = STAGE.match(name)
+    return match[1] if match else None
 
 
 def adds_to_stream(name: str) -> bool:
@@ -44,11 +44,11 @@ def method_of(recipe: Recipe, atom: Atom, scheme: Scheme) -> str:
 
 def stages(plan: Plan) -> dict[str, list[int]]:
     """Return the numbers of the calibrated items by layer, in the order of the layers."""
-    found: dict[str, list[int]] = {}
+    by_stage: dict[str, list[int]] = {}
     for index, item in enumerate(plan.items):
         if method_of(plan.recipe, item.atom, item.scheme) != NEAREST:
-            found.setdefault(stage_of(item.atom.name) or "", []).append(index)
-    return dict(sorted(found.items(), key=lambda pair: stage_order(pair[0])))
+            by_stage.setdefault(stage_of(item.atom.name) or "", []).append(index)
+    return dict(sorted(by_stage.items(), key=lambda pair: stage_order(pair[0])))
 
 
 def calibrated_names(items: Iterable[Item], recipe: Recipe) -> set[str]:
@@ -79,11 +79,11 @@ def check_calibrated(recipe: Recipe, written: Sequence[Written]) -> None:
 
 def calibration_notes(recipe: Recipe, written: Sequence[Written]) -> Iterator[str]:
     """Say what calibrates, and what it leaves out."""
-    asked = recipe.quantize.chosen_by
-    if asked is None:
+    calibrate = recipe.quantize.chosen_by
+    if calibrate is None:
         return
-    text = "the bundled text" if asked.text == "default" else asked.text
-    yield f"{recipe.quantize.method}: calibrated on the first {asked.tokens} tokens of {text}"
+    text = "the bundled text" if calibrate.text == "default" else calibrate.text
+    yield f"{recipe.quantize.method}: calibrated on the first {calibrate.tokens} tokens of {text}"
     left = [
         atom.name
         for atom, scheme in written

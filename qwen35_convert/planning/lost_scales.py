@@ -25,8 +25,8 @@ LARGE = 8.0
 def check_scales(source: Checkpoint) -> None:
     """Raise FormatError for linears of an FP8 checkpoint that hold codes without a scale."""
     infos, atoms = source.infos(), source.layout.atoms.values()
-    said = source.config.quantization is not None
-    if not said and not any(holds_codes(infos[atom.stored]) for atom in atoms):
+    quantized = source.config.quantization is not None
+    if not quantized and not any(holds_codes(infos[atom.stored]) for atom in atoms):
         return
     plain = (atom for atom in atoms if ROLES[atom.role].linear and not atom.quantized)
     lost = [atom for atom in plain if _holds_codes(source, atom)]

@@ -116,8 +116,8 @@ class Plan:
 
     def _texts(self) -> list[Path]:
         """Return the text that calibrates, if it is not the bundled one."""
-        asked = self.recipe.quantize.calibrate
-        return [] if asked is None or asked.file is None else [Path(asked.file)]
+        calibrate = self.recipe.quantize.calibrate
+        return [] if calibrate is None or calibrate.file is None else [Path(calibrate.file)]
 
     def digest(self, source: Checkpoint) -> str:
         """Return the SHA-256 that ties a journal to this plan and these source files."""

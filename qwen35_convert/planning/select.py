@@ -90,8 +90,8 @@ def faults_dropped(source: Checkpoint, gone: Collection[str]) -> Iterator[str]:
     problems = [problem for problem in source.layout.problems if problem.part in gone]
     for first, *more in by_cause(problems):
         others = f", and {len(more)} more like it" if more else ""
-        said = first.problem.splitlines()[0]
-        yield f"{first.part} is dropped, and is incomplete: {first.tensor} {said}{others}"
+        line = first.problem.splitlines()[0]
+        yield f"{first.part} is dropped, and is incomplete: {first.tensor} {line}{others}"
 
 
 def check_whole(stacked: str, count: int, expected: int) -> None:

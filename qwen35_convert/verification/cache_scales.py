@@ -46,8 +46,10 @@ class Reach:
 
 def cache_failures(proof: Proof) -> Iterator[Failure]:
     """Yield the scales that are no scales, are not those of the text, or cannot be right."""
-    found = cache_scales(proof.artifact.layout.activation_scales)
-    values = {name: _value(proof.artifact, name) for one in found.values() for name in one.values()}
+    by_attention = cache_scales(proof.artifact.layout.activation_scales)
+    values = {
+        name: _value(proof.artifact, name) for one in by_attention.values() for name in one.values()
+    }
     for name, value in values.items():
         if value is not None and not (isfinite(value) and value > 0):
             yield Failure(name, f"is {value:g}, expected a number above 0: it scales a cache")
@@ -57,7 +59,7 @@ def cache_failures(proof: Proof) -> Iterator[Failure]:
     if computed:
         yield from _unlike({name: float(scale) for name, scale in computed.items()}, right)
         return
-    for attention, scales in found.items():
+    for attention, scales in by_attention.items():
         for what, name in scales.items():
             if name in right:
                 yield from _implausible(proof, attention, what, name, right[name])
@@ -83,8 +85,8 @@ def _unlike(made: Mapping[str, float], stored: Mapping[str, float]) -> Iterator[
         got = stored.get(name, expected)
         if not _alike(got, expected):
             whose = next((n for n, x in made.items() if _alike(got, x)), None)
-            found = f"is {got:g}" + (f", which is that of {whose}" if whose else "")
-            yield Failure(name, f"{found}, but the text gives {expected:g}")
+            problem = f"is {got:g}" + (f", which is that of {whose}" if whose else "")
+            yield Failure(name, f"{problem}, but the text gives {expected:g}")
 
 
 def _alike(got: float, expected: float) -> bool:
@@ -103,8 +105,8 @@ def _implausible(
     if reach is None:
         return
     if scale * LARGEST < reach.least / SLACK:
-        found = f"is {scale:g}, at which {what} saturate from {scale * LARGEST:.3g}"
-        yield Failure(name, f"{found}, but the largest reach {reach.least:.3g} at least")
+        problem = f"is {scale:g}, at which {what} saturate from {scale * LARGEST:.3g}"
+        yield Failure(name, f"{problem}, but the largest reach {reach.least:.3g} at least")
     limit = reach.most * SLACK / (LARGEST if _is_computed(proof) else SMALLEST)
     if scale > limit > 0:
         yield Failure(name, f"is {scale:g}, but {what} reach {reach.most:.3g} at most")
@@ -112,8 +114,8 @@ def _implausible(
 
 def _is_computed(proof: Proof) -> bool:
     """Whether the artifact's own recipe computes the scales: others may state a constant."""
-    told = proof.expected or proof.receipt
-    return told is not None and told.recipe.quantize.kv_cache != NO_CACHE
+    basis = proof.expected or proof.receipt
+    return basis is not None and basis.recipe.quantize.kv_cache != NO_CACHE
 
 
 def _reach(artifact: Checkpoint, attention: str, what: str) -> Reach | None:

@@ -50,9 +50,9 @@ def _verdict(receipt: Receipt) -> Iterator[str]:
     verdict = receipt.verdict
     if verdict is None:
         return
-    asked, level = receipt.recipe.verify, verdict.level
-    check = LogitsCheck(asked.text, asked.max_kl, asked.min_top1)
-    expected = effective_level(asked.level, check).name
+    gate, level = receipt.recipe.verify, verdict.level
+    check = LogitsCheck(gate.text, gate.max_kl, gate.min_top1)
+    expected = effective_level(gate.level, check).name
     if level != expected:
         yield f"verdict.level is {level}, but its recipe is verified at {expected}"
     if verdict.contradiction:

@@ -38,8 +38,8 @@ def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
         for key, (defect, count) in value.scheme.defects(value.stored(start, stop)).items():
             counts[key, defect] += count
         value.release(start, stop)
-    found = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
-    return [*found, *_constants_of(artifact, atom)]
+    failures = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
+    return [*failures, *_constants_of(artifact, atom)]
 
 
 def _constants_of(artifact: Checkpoint, atom: Atom) -> Iterator[Failure]:

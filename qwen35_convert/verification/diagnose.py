@@ -55,15 +55,15 @@ def explain(
     there = artifact.layout.atoms.keys() & source.layout.atoms.keys()
     examined = [name for name in _in_turn(wrong) if name in there][:MAX_EXAMINED]
     causes = {name: examiner.examine(name, wrong[name].faults) for name in examined}
-    failures, told = _find_swaps(causes, set(wrong))
-    vague = [name for name in wrong if name not in told and _is_vague(causes.get(name))]
+    failures, explained = _find_swaps(causes, set(wrong))
+    vague = [name for name in wrong if name not in explained and _is_vague(causes.get(name))]
     if len(vague) * 2 > len(compared) > FEW:
         failures.append(_other_model(wrong, vague, causes, len(compared)))
-        told |= set(vague)
+        explained |= set(vague)
     failures += [
         Failure(one.stored, causes[name].text if name in causes else "; ".join(one.faults))
         for name, one in wrong.items()
-        if name not in told
+        if name not in explained
     ]
     unproven = [one for one in compared if one.unproven]
     return failures + [Failure(one.stored, f"is {one.scheme}: {UNPROVEN}") for one in unproven]
@@ -101,19 +101,19 @@ def _find_swaps(causes: dict[str, Cause], wrong: set[str]) -> tuple[list[Failure
         for unit, held in _units(name, cause.holds or ""):
             moves[unit][name] = held
     failures: list[Failure] = []
-    told: set[str] = set()
+    explained: set[str] = set()
     whole = {unit: _target(unit, names, causes) for unit, names in moves.items()}
     for unit, other in sorted(whole.items(), key=lambda item: item[0].count(".")):
         members = {name for name in wrong if name.startswith(unit + ".")}
-        if other is None or members <= told:
+        if other is None or members <= explained:
             continue
         back = whole.get(other) == unit
         if back:
             members |= {name for name in wrong if name.startswith(other + ".")}
-        told |= members
+        explained |= members
         swapped = f"is swapped with {other}" if back else f"holds the values of {other}"
         failures.append(Failure(unit, f"{swapped} ({len(members)} tensors)"))
-    return failures, told
+    return failures, explained
 
 
 def _units(name: str, holds: str) -> Iterator[tuple[str, str]]:

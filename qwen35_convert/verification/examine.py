@@ -79,8 +79,8 @@ class Examiner:
         other = None if text else self._as_other(mine, ours, relative(ours, theirs))
         if other:
             return Cause(f"holds the values of {other}", holds=other)
-        said = text or self._as_reordered(mine.role, ours, theirs)
-        return Cause(said) if said else Cause(_difference(ours, theirs, faults), vague=True)
+        cause = text or self._as_reordered(mine.role, ours, theirs)
+        return Cause(cause) if cause else Cause(_difference(ours, theirs, faults), vague=True)
 
     def _as_reordered(self, role: str, ours: Tensor, theirs: Tensor) -> str | None:
         sizes = self.source.config.sizes
@@ -89,17 +89,17 @@ class Examiner:
         order = find_order(ours, theirs)
         if order is not None and relative(ours, theirs[order]) > relative(ours, theirs) / 2:
             order = None
-        said = None if order is None else describe(order, role, sizes)
-        if said or ours.dim() != 2:
-            return said
+        text = None if order is None else describe(order, role, sizes)
+        if text or ours.dim() != 2:
+            return text
         order = find_order(ours.T, theirs.T)
         return None if order is None else describe(order, role, sizes, "columns")
 
     def _as_other(self, mine: Atom, ours: Tensor, own: float) -> str | None:
         """Return the name of another tensor of the source with these values."""
         names, prints = self._prints(mine.shape)
-        found = _sample(ours[_rows(len(ours))])
-        gaps = (prints - found).norm(dim=1) / prints.norm(dim=1).clamp(min=1e-30)
+        sample = _sample(ours[_rows(len(ours))])
+        gaps = (prints - sample).norm(dim=1) / prints.norm(dim=1).clamp(min=1e-30)
         limit = CODED if mine.quantized else KEPT
         for place in gaps.argsort()[:3].tolist():
             if names[place] == mine.name or float(gaps[place]) > 2 * limit:
@@ -184,8 +184,8 @@ def _as_shifted(ours: Tensor, theirs: Tensor) -> str | None:
 
 def _difference(ours: Tensor, theirs: Tensor, faults: Sequence[str]) -> str:
     """Say how far a tensor is off, what is wrong with its blocks, and where."""
-    said = f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"
-    return ": ".join([said, *filter(None, ["; ".join([*faults, *_places(ours, theirs)])])])
+    error = f"differs from the source by {relative(ours, theirs):.3g} (relative RMS)"
+    return ": ".join([error, *filter(None, ["; ".join([*faults, *_places(ours, theirs)])])])
 
 
 def _places(ours: Tensor, theirs: Tensor) -> Iterator[str]:

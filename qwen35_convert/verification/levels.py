@@ -27,13 +27,13 @@ class Level:
         return f"level {self.name} ({self.raised})" if self.raised else f"level {self.name}"
 
 
-def effective_level(asked: str, check: LogitsCheck) -> Level:
+def effective_level(level: str, check: LogitsCheck) -> Level:
     """Return the level to verify. RecipeError for one that does not exist."""
-    check_choice("level", asked, LEVELS)
-    if asked == LOGITS or not check.stated:
-        return Level(asked)
+    check_choice("level", level, LEVELS)
+    if level == LOGITS or not check.stated:
+        return Level(level)
     verb = "is" if len(check.stated) == 1 else "are"
-    return Level(LOGITS, f"raised from {asked}: {' and '.join(check.stated)} {verb} stated")
+    return Level(LOGITS, f"raised from {level}: {' and '.join(check.stated)} {verb} stated")
 
 
 def check_measurable(

@@ -114,9 +114,9 @@ class Proof:
             else:
                 proof.receipt = receipt
                 check_adapter(receipt, source)
-        told = proof.expected or proof.receipt
-        if source is not None and told is not None:
-            proof.source = source = dressed(source, told.recipe)
+        basis = proof.expected or proof.receipt
+        if source is not None and basis is not None:
+            proof.source = source = dressed(source, basis.recipe)
         if proof.receipt is not None:
             proof._begin_digests(proof.receipt)
         if proof.receipt is not None and source is not None and proof.receipt.names(source):
@@ -151,28 +151,28 @@ class Proof:
 
     def _with_text(self, plan: Plan, receipt: Receipt, source: Checkpoint) -> Plan | None:
         """Return the plan with what its text says; None: it is nothing without the text."""
-        asked, inputs = plan.recipe.quantize.calibrate, needs_inputs(plan)
-        if asked is None:
+        calibrate, inputs = plan.recipe.quantize.calibrate, needs_inputs(plan)
+        if calibrate is None:
             return plan
-        found = text_at_hand(source, asked, receipt.calibration)
-        if isinstance(found, str):
-            self.no_text = found
+        texts = text_at_hand(source, calibrate, receipt.calibration)
+        if isinstance(texts, str):
+            self.no_text = texts
             if not inputs:
                 return plan
-            told = {"method": plan.recipe.quantize.method, "proof": "bounds", "why": found}
-            self.calibration = told | {"layers": 0, "layers_again": 0}
+            claims = {"method": plan.recipe.quantize.method, "proof": "bounds", "why": texts}
+            self.calibration = claims | {"layers": 0, "layers_again": 0}
             return None
-        self.texts = found
+        self.texts = texts
         if self.checks.by_bounds and not inputs:
             self.no_text = "as was asked for"
             return plan
-        return with_scales(plan, source, found, self.checks.workers)
+        return with_scales(plan, source, texts, self.checks.workers)
 
     @property
     def only(self) -> str | None:
         """Which tensors the artifact is a slice of on purpose, as a glob; None: it is whole."""
-        told = self.expected or self.receipt
-        return told.recipe.only if told else None
+        basis = self.expected or self.receipt
+        return basis.recipe.only if basis else None
 
     @property
     def importance(self) -> Mapping[str, Tensor]:

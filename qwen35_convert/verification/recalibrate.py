@@ -48,10 +48,10 @@ class Recalibration:
     def run(self) -> list[Compared]:
         """Return every calibrated atom with its error and its faults."""
         plan, files = self.again.plan, Files(self.again.artifact)
-        found = dict(self._made_again(files))
-        rest = [i for items in stages(plan).values() for i in items if i not in found]
+        again = dict(self._made_again(files))
+        rest = [i for items in stages(plan).values() for i in items if i not in again]
         there = [i for i in rest if files.holds(plan.items[i].outputs)]
-        return [*found.values(), *(self._judged(plan.items[i].atom.name) for i in there)]
+        return [*again.values(), *(self._judged(plan.items[i].atom.name) for i in there)]
 
     def told(self) -> dict[str, Any]:
         """Return what the report says of it."""
@@ -68,13 +68,13 @@ class Recalibration:
         texts, device = self.texts, self._device()
         if texts is None or device is None or not self._may_run():
             return
-        plan, found = self.again.plan, dict[int, Compared]()
+        plan, made = self.again.plan, dict[int, Compared]()
 
         def encode(index: int, worker: Worker) -> None:
             item = plan.items[index]
             if files.holds(item.outputs):
                 held = item.scheme.cost(moved=True).write
-                found[index] = self.again.one(item, files, worker, held)
+                made[index] = self.again.one(item, files, worker, held)
 
         again = self.again
         layers = Layers(plan, again.source, again.artifact, texts, again.workers, device, encode)
@@ -83,9 +83,9 @@ class Recalibration:
                 if self._differs(seen.stage, seen.as_dict()):
                     self.why = f"the sums of {seen.stage} come out differently on this machine"
                     return
-                yield from ((i, found[i]) for i in sorted(items) if i in found)
+                yield from ((i, made[i]) for i in sorted(items) if i in made)
                 self.proven.append(seen.stage)
-                if any(i not in found or found[i].faults for i in items):
+                if any(i not in made or made[i].faults for i in items):
                     self.why = f"{seen.stage} is not what it should be, and the next run on it"
                     return
         except (QuantError, FormatError) as error:
@@ -109,8 +109,8 @@ class Recalibration:
 
     def _differs(self, stage: str, seen: Mapping[str, Any]) -> bool:
         layers = self.claimed.get("layers")
-        said = layers.get(stage) if isinstance(layers, dict) else None
-        digest = said.get("sums_sha256") if isinstance(said, dict) else None
+        claim = layers.get(stage) if isinstance(layers, dict) else None
+        digest = claim.get("sums_sha256") if isinstance(claim, dict) else None
         return bool(digest != seen["sums_sha256"])
 
     def _judged(self, name: str) -> Compared:

@@ -96,8 +96,8 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
     need_source(level, given=source is not None)
     with Digests(checks.workers, checks.hashes) as digests:
         proof = Proof.of(opened, source, checks, digests)
-        found = {OPENING: list(proof.failures)} | _run_checks(proof)
-    proof.failures = [failure for failures in found.values() for failure in failures]
+        by_check = {OPENING: list(proof.failures)} | _run_checks(proof)
+    proof.failures = [failure for failures in by_check.values() for failure in failures]
     return Report(
         level=level.name,
         structure=_structure(opened),
@@ -112,18 +112,18 @@ def verify(opened: Checkpoint, source: Checkpoint | None, checks: Checks) -> Rep
         raised=level.raised,
         calibration=proof.calibration,
         cache=proof.cache,
-        checks=found,
+        checks=by_check,
         notes=proof.notes,
     )
 
 
 def _run_checks(proof: Proof) -> dict[str, list[Failure]]:
     """Return what each check of the level found, in the order of the table."""
-    reached, found = LEVELS.index(proof.checks.effective.name), {}
+    reached, by_check = LEVELS.index(proof.checks.effective.name), {}
     for check in sorted(CHECKS, key=lambda check: check.waits):
         if LEVELS.index(check.level) <= reached and check.applies(proof):
-            found[check.id] = list(dict.fromkeys(check.run(proof)))
-    return {check.id: found[check.id] for check in CHECKS if check.id in found}
+            by_check[check.id] = list(dict.fromkeys(check.run(proof)))
+    return {check.id: by_check[check.id] for check in CHECKS if check.id in by_check}
 
 
 def _structure(artifact: Checkpoint) -> dict[str, Any]:

@@ -64,10 +64,10 @@ class Digests:
 
         OSError if one cannot be read.
         """
-        told = known or {}
-        self.begin(path for name, path in paths.items() if not told.get(name))
+        hashes = known or {}
+        self.begin(path for name, path in paths.items() if not hashes.get(name))
         return {
-            name: {"size": path.stat().st_size, "sha256": told.get(name) or self.of(path)}
+            name: {"size": path.stat().st_size, "sha256": hashes.get(name) or self.of(path)}
             for name, path in sorted(paths.items())
         }
 

@@ -22,8 +22,8 @@ def header_differences(path: Path, expected: bytes) -> Iterator[str]:
         {n: [i.dtype, list(i.shape)] for n, i in infos.items()}
         for infos in (file.infos, head.infos)
     ]
-    found = [*keys, *kinds, *(list(first(_by_key(*tensors))) or misplaced(*map(list, tensors)))]
-    yield from found or [OTHERWISE]
+    sentences = [*keys, *kinds, *(list(first(_by_key(*tensors))) or misplaced(*map(list, tensors)))]
+    yield from sentences or [OTHERWISE]
 
 
 def _by_key(got: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:

@@ -100,8 +100,8 @@ def _text(artifact: Checkpoint, source: Checkpoint, pooling: int | None) -> dict
 
 
 def _tokenizer(source: Checkpoint) -> dict[str, Kv]:
-    found = tokenizer_metadata(source.sides, source.config.sizes["V"], source.config.raw)
-    return {kv.key: kv for kv in found.pairs}
+    metadata = tokenizer_metadata(source.sides, source.config.sizes["V"], source.config.raw)
+    return {kv.key: kv for kv in metadata.pairs}
 
 
 def _sizes(source: Checkpoint, expected: Mapping[str, Kv]) -> dict[str, tuple[Any, ...]]:

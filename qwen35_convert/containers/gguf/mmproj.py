@@ -51,8 +51,8 @@ def mmproj_part(
         return (), ()
     if not atoms:
         raise FormatError("the checkpoint has no vision tensors\n  fix   set vision to drop")
-    asked = recipe.quantize.scheme
-    mix = asked if asked in FOLLOWED else OTHERWISE
+    scheme = recipe.quantize.scheme
+    mix = scheme if scheme in FOLLOWED else OTHERWISE
     tensors = [
         (atom, target, _info(atom, target, FOLLOWED[mix]))
         for atom in atoms

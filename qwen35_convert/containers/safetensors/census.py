@@ -148,10 +148,10 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
     expected = CLASSES[config.moe, layout.kind == "hub", layout.headless]
     names, kind = config.raw.get("architectures") or [None], config.raw.get("model_type")
     if (names, kind) != ([expected[0]], expected[1]) and layout.kind in ("hub", "text"):
-        said = ", ".join(map(str, names)) if isinstance(names, list) else f"no list but {names!r}"
+        got = ", ".join(map(str, names)) if isinstance(names, list) else f"no list but {names!r}"
         yield Failure(
             "config.json",
-            f"architectures names {said:.200} and model_type {kind}, "
+            f"architectures names {got:.200} and model_type {kind}, "
             f"but the tensors are those of {expected[0]} and {expected[1]}",
         )
 
@@ -161,9 +161,9 @@ def _index(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(INDEX, stray)
     for name, file in artifact.files.items():
         assert isinstance(file, SafetensorsFile), "only safetensors have an index"
-        said = file.header.metadata.get("format", "pt")
-        if said != "pt":
-            yield Failure(name, f"has metadata format: {said}, expected pt")
+        form = file.header.metadata.get("format", "pt")
+        if form != "pt":
+            yield Failure(name, f"has metadata format: {form}, expected pt")
     path = artifact.folder / INDEX
     if path.is_file():
         yield from _total(artifact, read_object(path).get("metadata"))

@@ -79,7 +79,7 @@ def _of_modules(
     groups: Groups, quantized: Mapping[str, Atom], scaled: Collection[str]
 ) -> Iterator[Failure]:
     """Yield modules that no group targets, and what a group says of those that it does, once."""
-    seen, said = set(), set()
+    seen, reported = set(), set()
     for module, atom in quantized.items():
         name = group_of(module, groups)
         if name is None:
@@ -87,8 +87,8 @@ def _of_modules(
         elif (key := (name, atom.form, atom.shape[-1], module in scaled)) not in seen:
             seen.add(key)
             for problem in _odd_fields(groups[name], atom, static=module in scaled):
-                if (name, problem) not in said:
-                    said.add((name, problem))
+                if (name, problem) not in reported:
+                    reported.add((name, problem))
                     yield Failure(CONFIG, f"config_groups {name}: {problem}, as {module}")
 
 
@@ -143,24 +143,24 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
 
 
 def _of_weights(
-    said: Mapping[str, Any], expected: Mapping[str, Any], columns: int
+    args: Mapping[str, Any], expected: Mapping[str, Any], columns: int
 ) -> Mapping[str, Any]:
     """Return what is expected of weights: one group of all columns is a channel."""
     whole = {"strategy": "group", "group_size": columns}
-    if expected.get("strategy") == "channel" and whole.items() <= said.items():
+    if expected.get("strategy") == "channel" and whole.items() <= args.items():
         return {**expected, **whole}
     return expected
 
 
 def _of_inputs(
-    said: Mapping[str, Any], expected: Mapping[str, Any], *, static: bool
+    args: Mapping[str, Any], expected: Mapping[str, Any], *, static: bool
 ) -> dict[str, Any]:
     """Return what is expected of inputs, whose strategy may be left to the engine."""
     if static:
         return dict(expected) | {"dynamic": False, "strategy": "tensor"}
-    strategy, wanted = said.get("strategy"), expected.get("strategy")
+    strategy, wanted = args.get("strategy"), expected.get("strategy")
     if strategy is None or wanted is None or strategy in INPUT_STRATEGIES.get(wanted, ()):
-        open_fields = {"strategy": strategy, "group_size": said.get("group_size")}
+        open_fields = {"strategy": strategy, "group_size": args.get("group_size")}
         return dict(expected) | open_fields
     return dict(expected)
 

@@ -42,15 +42,15 @@ def modelopt_block(schemes: Mapping[str, str], kept: Sequence[str]) -> Block:
     algorithms = dict.fromkeys(layers.values())
     if len(algorithms) == 1:
         (algorithm,) = algorithms
-        groups, said = [_group(algorithm, ["Linear"])], {}
+        groups, by_layer = [_group(algorithm, ["Linear"])], {}
     else:
         named = sorted(layers.items())
         targets = {one: [name for name, its in named if its == one] for one in algorithms}
         groups, algorithm = [_group(*pair) for pair in targets.items()], MIXED
-        said = {"quantized_layers": {name: _layer(one) for name, one in layers.items()}}
+        by_layer = {"quantized_layers": {name: _layer(one) for name, one in layers.items()}}
     return {
         "config_groups": {f"group_{i}": group for i, group in enumerate(groups)},
-        **said,
+        **by_layer,
         "ignore": list(kept),
         "quant_algo": algorithm,
         "producer": dict(PRODUCER),
@@ -63,10 +63,10 @@ def hf_quant_config(block: Mapping[str, Any]) -> Block:
     layers = block.get("quantized_layers")
     sizes = {"group_size": GROUP_SIZE} if layers is None else {"quantized_layers": layers}
     cache = "FP8" if block.get("kv_cache_scheme") else None
-    said = {"quant_algo": block["quant_algo"], "kv_cache_quant_algo": cache, **sizes}
+    algorithms = {"quant_algo": block["quant_algo"], "kv_cache_quant_algo": cache, **sizes}
     return {
         "producer": block["producer"],
-        "quantization": said | {"exclude_modules": block["ignore"]},
+        "quantization": algorithms | {"exclude_modules": block["ignore"]},
     }
 
 

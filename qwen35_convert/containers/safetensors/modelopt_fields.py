@@ -61,8 +61,8 @@ def algorithm_of(module: str, block: Mapping[str, Any]) -> object:
     if algorithm != MIXED:
         return algorithm
     layers = _layers(block)
-    said = layers.get(module, layers.get(holder_of(module)))
-    return said.get("quant_algo") if isinstance(said, dict) else None
+    entry = layers.get(module, layers.get(holder_of(module)))
+    return entry.get("quant_algo") if isinstance(entry, dict) else None
 
 
 def _layers(block: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,11 +95,11 @@ def file_problems(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Fa
 
     Its list of modules is judged by itself.
     """
-    said = own_file(artifact)
-    if said is None and (artifact.folder / HF_QUANT).is_file():
+    own = own_file(artifact)
+    if own is None and (artifact.folder / HF_QUANT).is_file():
         yield Failure(HF_QUANT, "says nothing of a quantisation, but engines read it")
-    for field, usual in SHARED.items() if said is not None else ():
-        got, expected = (one.get(field) or usual for one in (said or {}, block))
+    for field, usual in SHARED.items() if own is not None else ():
+        got, expected = (one.get(field) or usual for one in (own or {}, block))
         if got != expected:
             problem = f"{field} is {got!r:.120}, but config.json says {expected!r:.120}"
             yield Failure(HF_QUANT, problem)

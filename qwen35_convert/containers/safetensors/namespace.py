@@ -21,12 +21,12 @@ def namespace_failures(artifact: Checkpoint) -> Iterator[Failure]:
     The head and MTP stand at the top, unless the trunk itself is inside `language_model`.
     """
     stored = [part for atom in artifact.layout.atoms.values() for part in atom.parts]
-    found = prefixes(stored)
-    if not found.get("trunk", "").startswith(OUTER):
-        found |= {part: "" for part in TOP_LEVEL if part in found}
+    by_part = prefixes(stored)
+    if not by_part.get("trunk", "").startswith(OUTER):
+        by_part |= {part: "" for part in TOP_LEVEL if part in by_part}
     for name in dict.fromkeys(stored):
         hub = normalise(name)
-        expected = found.get(part_of(hub))
+        expected = by_part.get(part_of(hub))
         if expected is not None and name != expected + hub:
             yield Failure(
                 name, f"is in another namespace than the other tensors, expected {expected}{hub}"

@@ -119,10 +119,10 @@ MIXED = "mixed-precision"
 
 
 def odd_rows(
-    said: Mapping[str, Any], table: Mapping[str, Row], skipped: Collection[str]
+    block: Mapping[str, Any], table: Mapping[str, Row], skipped: Collection[str]
 ) -> Iterator[str]:
     """Yield the fields that say what no row allows."""
-    for field, value in said.items():
+    for field, value in block.items():
         right, why = table.get(field, UNKNOWN)
         if field not in skipped and not _means_one_of(value, right):
             yield f"{field} is {value!r:.120}, {why}"

@@ -56,15 +56,15 @@ def _by_kind(names: Sequence[str], apart: Collection[_Kind]) -> dict[_Kind, set[
     """Return the layers of each kind of module; a module outside of layers is its own kind."""
     kinds: dict[_Kind, set[str]] = defaultdict(set)
     for name in names:
-        found = LAYER.search(name)
-        if found is None:
+        match = LAYER.search(name)
+        if match is None:
             kinds[_Kind("", name.rsplit(".", 1)[-1])].add("")
         else:
-            parent = re.sub(r"\d+", "#", found[2] or "")
-            kind = _Kind(parent, found[3])
+            parent = re.sub(r"\d+", "#", match[2] or "")
+            kind = _Kind(parent, match[3])
             if kind in apart:
                 kind = kind._replace(before=IN_MTP if name.startswith(MTP) else IN_DECODER)
-            kinds[kind].add(found[1])
+            kinds[kind].add(match[1])
     return kinds
 
 

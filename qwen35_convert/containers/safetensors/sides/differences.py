@@ -92,10 +92,10 @@ def side_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failu
 
 def _judged(name: str, ours: Sides, theirs: Sides) -> Iterator[Failure]:
     try:
-        found = [sentence for judge in JUDGES[name] for sentence in judge(ours, theirs)]
+        sentences = [sentence for judge in JUDGES[name] for sentence in judge(ours, theirs)]
     except FormatError as error:
-        found = [str(error).removeprefix(name).lstrip(": ")]
-    yield from (Failure(name, sentence) for sentence in first(iter(found)))
+        sentences = [str(error).removeprefix(name).lstrip(": ")]
+    yield from (Failure(name, sentence) for sentence in first(iter(sentences)))
 
 
 def _missing(ours: Sides, theirs: Sides) -> Iterator[Failure]:
@@ -108,7 +108,7 @@ def _missing(ours: Sides, theirs: Sides) -> Iterator[Failure]:
     try:
         yield from _missing_template(ours, theirs)
         yield from _missing_preprocessors(ours, theirs)
-        yield from (Failure(*found) for found in named_differences(ours, theirs))
+        yield from (Failure(*failure) for failure in named_differences(ours, theirs))
         for name in embedder_names(theirs.checkpoint):
             if not ours.has(name):
                 yield Failure(name, MISSING)

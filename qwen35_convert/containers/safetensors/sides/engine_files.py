@@ -45,5 +45,5 @@ OTHERS: Mapping[str, str] = {
 
 def engine_files(folder: Path, patterns: Iterable[str]) -> list[str]:
     """Return the names of the files in a folder that have one of these names."""
-    found = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
-    return sorted({path.relative_to(folder).as_posix() for path in found})
+    paths = (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+    return sorted({path.relative_to(folder).as_posix() for path in paths})

@@ -35,8 +35,8 @@ class Fields:
 
     def _of(self, side: Mapping[str, Any], key: str) -> Any:
         value = side.get(key)
-        said = value is not None and (key in self.absent or not _is_empty(value))
-        return value if said else self.absent.get(key, ABSENT)
+        given = value is not None and (key in self.absent or not _is_empty(value))
+        return value if given else self.absent.get(key, ABSENT)
 
 
 def meant(value: Any) -> Any:
@@ -49,9 +49,9 @@ def meant(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = {key: meant(inner) for key, inner in value.items() if key != PLACES}
-    said = {key: inner for key, inner in kept.items() if not _is_empty(inner)}
-    parts = next((inner for inner in said.values() if isinstance(inner, list)), ())
-    return parts[0] if said.get("type") == "Sequence" and len(parts) == 1 else said
+    filled = {key: inner for key, inner in kept.items() if not _is_empty(inner)}
+    parts = next((inner for inner in filled.values() if isinstance(inner, list)), ())
+    return parts[0] if filled.get("type") == "Sequence" and len(parts) == 1 else filled
 
 
 def _is_empty(value: Any) -> bool:
@@ -62,9 +62,9 @@ def token(value: Any) -> Any:
     """Return the text of a token; with the flags that are set, if it is written with them."""
     if not isinstance(value, dict):
         return value
-    said = {key: inner for key, inner in value.items() if key not in ("special", "__type")}
-    flags = {key for key, inner in said.items() if key != "content" and not _is_empty(inner)}
-    return said if flags else said.get("content")
+    fields = {key: inner for key, inner in value.items() if key not in ("special", "__type")}
+    flags = {key for key, inner in fields.items() if key != "content" and not _is_empty(inner)}
+    return fields if flags else fields.get("content")
 
 
 def as_object(value: Any) -> dict[str, Any]:

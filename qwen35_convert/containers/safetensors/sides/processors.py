@@ -87,7 +87,7 @@ def processor(ours: Sides, theirs: Sides) -> Iterator[str]:
     for kind, nested in NESTED.items():
         inner = stated.get(nested)
         if isinstance(inner, dict):
-            yield from (f"{nested}.{said}" for said in _of_kind(kind, inner, theirs))
+            yield from (f"{nested}.{sentence}" for sentence in _of_kind(kind, inner, theirs))
     plain = _effective(IMAGES, theirs) | _effective(VIDEOS, theirs) | known
     for key in stated:
         if key in {*plain, "auto_map"} - {*NESTED.values()}:

@@ -21,7 +21,7 @@ def repeats_block(artifact: Checkpoint, name: str) -> bool:
     if name not in FILES or not packed or block.get("quant_method") not in PACKINGS:
         return False
     try:
-        said = read_object(artifact.folder / name)
+        fields = read_object(artifact.folder / name)
     except FormatError:
         return False
-    return all(same(value, block[field]) for field, value in said.items() if field in block)
+    return all(same(value, block[field]) for field, value in fields.items() if field in block)
