@@ -71,7 +71,8 @@ def download(
     repo: str, out: str | Path, *, revision: str | None = None, progress: bool = False
 ) -> Fetched:
     """Fetch the files a conversion needs into a folder, checked by size and hash."""
-    from qwen35_convert.hub.fetch import fetch, parse_repo
+    from qwen35_convert.hub.client import parse_repo
+    from qwen35_convert.hub.fetch import fetch
 
     named = parse_repo(repo)
     if named is None:
@@ -146,8 +147,8 @@ def verify(
     if source:
         check_measurable(effective, check, source)
     from qwen35_convert.run.memory import fit_verification
+    from qwen35_convert.verification.proof import Checks
     from qwen35_convert.verification.shown import verify_shown
-    from qwen35_convert.verification.verify import Checks
 
     workers = fit_verification(source, options.memory_limit, options.threads(streamed=False))
     checks = Checks(level, check, workers, by_bounds=by_bounds)

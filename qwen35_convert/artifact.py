@@ -33,9 +33,10 @@ from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.placed import as_bytes
 from qwen35_convert.run.worker import Effort
 from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.proof import Checks
 from qwen35_convert.verification.shown import verify_shown
 from qwen35_convert.verification.verdict import verdict
-from qwen35_convert.verification.verify import Checks, Report
+from qwen35_convert.verification.verify import Report
 from qwen35_convert.versions import version
 from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.journal import Journal

@@ -6,19 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from formats.errors import INTERRUPTED, LACKING, MISUSED, OUTPUT, FormatError, Qwen35Error
-
-__all__ = [
-    "FetchError",
-    "FormatError",
-    "Interrupted",
-    "MissingError",
-    "Mistake",
-    "OutputError",
-    "Place",
-    "Qwen35Error",
-    "RecipeError",
-]
+from formats.errors import INTERRUPTED, LACKING, MISUSED, OUTPUT, Qwen35Error
 
 
 @dataclass(frozen=True, slots=True)

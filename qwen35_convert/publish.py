@@ -21,7 +21,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import read_object
 from formats.safetensors.folder import DOCUMENTS
-from qwen35_convert.card.card import README
+from qwen35_convert.card.front_matter import README
 from qwen35_convert.card.of_gguf import card_of_gguf
 from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside
 from qwen35_convert.containers.registry import container_of, open_checkpoint

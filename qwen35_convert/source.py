@@ -13,10 +13,11 @@ from pathlib import Path
 
 from formats.adapter.changes import open_adapter
 from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
 from formats.safetensors.adapters import ADAPTER_CONFIG
 from quant.low_rank import Merging
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.errors import FormatError, RecipeError
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.hub.address import EXPECTED, is_address
 from qwen35_convert.hub.client import is_here, is_offline, open_hub, parse_repo
 from qwen35_convert.hub.fetch import Fetched, fetch, find_cached

@@ -107,7 +107,7 @@ class _Sides(Mapping[str, bytes]):
 
     @cached_property
     def _files(self) -> Mapping[str, bytes]:
-        from formats.gguf.tokenizer import tokenizer_files
+        from formats.gguf.tokenizer_files import tokenizer_files
 
         return tokenizer_files(self._kv) | pooling_files(self._kv)
 

@@ -19,20 +19,16 @@ from formats.errors import FormatError
 from formats.gguf.bpe_tokenizer import AddedToken, BpeTokenizer, Ends, read_tokenizer
 from formats.gguf.header import Kv
 from formats.gguf.pre_tokenizer import FROM_ORIGINAL, TOKENIZER
-from formats.gguf.tokenizer_files import (
+from formats.gguf.tokenizer_files import TEMPLATE, plain_name
+from formats.gguf.tokenizer_json import (
     CONTROL,
     NORMAL,
     PREFIX,
     SPECIAL_KEYS,
-    TEMPLATE,
     UNUSED,
     USER_DEFINED,
-    plain_name,
-    tokenizer_files,
 )
 from formats.json_file import parse_object
-
-__all__ = ["tokenizer_files", "tokenizer_metadata"]
 
 CONFIG = "tokenizer_config.json"
 # The eot token is the one that the post-processor's last token has displaced as eos.

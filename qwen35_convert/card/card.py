@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from formats.tensor import TensorInfo
-from qwen35_convert.card.front_matter import README, read_body, read_front_matter, word, words
+from qwen35_convert.card.front_matter import read_body, read_front_matter, word, words
 from qwen35_convert.serving.artifact import Served
 from qwen35_convert.serving.commands import starts
 
@@ -196,6 +196,3 @@ def _shown(recipe: Mapping[str, Any]) -> str:
 
     short = build_recipe(recipe).model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(short, sort_keys=False, allow_unicode=True)
-
-
-__all__ = ["README", "About", "make_card"]

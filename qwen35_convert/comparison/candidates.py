@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
 from qwen35_convert.containers.registry import CONTAINERS, container_of, open_checkpoint
-from qwen35_convert.errors import FormatError, OutputError, RecipeError
+from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.planned import plan_conversion
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.verification.diagnose import wrong_source

@@ -24,9 +24,10 @@ from qwen35_convert.progress import ignore, notice
 from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.verification.levels import LOGITS
 from qwen35_convert.verification.logits import LogitsCheck
+from qwen35_convert.verification.proof import Checks
 from qwen35_convert.verification.receipts import Receipt, read_receipt
 from qwen35_convert.verification.shown import verify_shown
-from qwen35_convert.verification.verify import Checks, Report
+from qwen35_convert.verification.verify import Report
 from qwen35_convert.write.receipt import Origin
 
 

@@ -11,7 +11,7 @@ import re
 from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
-from qwen35_convert.errors import FormatError
+from formats.errors import FormatError
 
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co", "hf-mirror.com")
 OTHER_KINDS = ("datasets", "spaces", "collections", "papers")

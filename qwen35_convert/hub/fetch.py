@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_convert.errors import FetchError
-from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub, parse_repo
+from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import (
     INDEX,
     MODEL,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Files = dict[str, tuple[int, str]]
-
-__all__ = ["FetchError", "Fetched", "fetch", "parse_repo"]
 
 
 @dataclass(frozen=True, slots=True)

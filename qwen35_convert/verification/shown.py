@@ -9,7 +9,8 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from qwen35_convert.progress import bytes_bar
 from qwen35_convert.verification.levels import STRUCTURE
-from qwen35_convert.verification.verify import Checks, Report, verify
+from qwen35_convert.verification.proof import Checks
+from qwen35_convert.verification.verify import Report, verify
 
 
 def verify_shown(

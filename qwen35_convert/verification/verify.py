@@ -27,7 +27,6 @@ from qwen35_convert.verification.proof import Checks, Proof
 from qwen35_convert.verification.table import CHECKS
 from qwen35_convert.write.digests import Digests
 
-__all__ = ["Checks", "Report", "verify"]
 OPENING = "opening"  # what is wrong before the first check, such as a receipt that is not JSON
 
 

@@ -24,6 +24,7 @@ MODULES = (
     "formats.gguf.keys",
     "formats.gguf.metadata",
     "formats.gguf.tokenizer_files",
+    "formats.gguf.tokenizer_json",
     "formats.family.config",
 )
 WORDS = (

@@ -18,7 +18,8 @@ from formats.gguf.bpe_tokenizer import library_ids
 from formats.gguf.file import GgufFile, build_header
 from formats.gguf.header import Kv
 from formats.gguf.pre_tokenizer import REGEXES, pre_type, same_regex
-from formats.gguf.tokenizer import tokenizer_files, tokenizer_metadata
+from formats.gguf.tokenizer import tokenizer_metadata
+from formats.gguf.tokenizer_files import tokenizer_files
 
 NANO = Path(__file__).parents[2] / "data" / "nano-dense"
 ROWS = 2048

@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
+from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.comparison import measure
-from qwen35_convert.errors import FormatError, OutputError, RecipeError
+from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.write import digests

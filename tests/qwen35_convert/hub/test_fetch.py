@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_convert.errors import FetchError
-from qwen35_convert.hub.fetch import fetch, parse_repo
+from qwen35_convert.hub.client import parse_repo
+from qwen35_convert.hub.fetch import fetch
 from tests.qwen35_convert.hub.hub_server import SETTINGS, Fault, Hub, checkpoint, git_id, only_hub
 
 if TYPE_CHECKING:

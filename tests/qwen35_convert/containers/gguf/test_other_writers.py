@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from formats.errors import FormatError
 from formats.gguf.file import GgufFile
 from formats.gguf.header import Kv
 from qwen35_convert import api
 from qwen35_convert.containers.registry import container_for, open_checkpoint
-from qwen35_convert.errors import FormatError, OutputError
+from qwen35_convert.errors import OutputError
 from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe import build_recipe
 from tests.llama_cpp import LlamaCpp
