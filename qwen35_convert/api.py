@@ -21,7 +21,7 @@ from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, RunOptions, check_device
-from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.progress import items_bar
 from qwen35_convert.recipe_choice import default_recipe, named_recipe, quantize_recipe
 from qwen35_convert.source import Merge, Source, open_headers, open_source
 from qwen35_convert.text.tokens import DEFAULT
@@ -211,7 +211,7 @@ def imatrix(
     from qwen35_convert.containers.gguf.imatrix_file import make_imatrix
 
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
-    with items_bar(layers, "imatrix", "layer") if progress else quiet() as advance:
+    with items_bar(layers, "imatrix", "layer", shown=progress) as advance:
         return make_imatrix(
             opened,
             text,
@@ -295,7 +295,7 @@ def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = 
 
     sweep = sweep or Sweep()
     steps = len(sweep.prefill) + len(sweep.batch)
-    with items_bar(steps, "bench", "step") if progress else quiet() as advance:
+    with items_bar(steps, "bench", "step", shown=progress) as advance:
         return run_bench(opened, sweep, lambda _: advance())
 
 

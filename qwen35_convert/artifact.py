@@ -27,7 +27,7 @@ from qwen35_convert.durable import writing
 from qwen35_convert.errors import FetchError, OutputError
 from qwen35_convert.options import RunOptions, Share
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.progress import bytes_bar, ignore, notice, quiet
+from qwen35_convert.progress import bytes_bar, ignore, notice
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.placed import as_bytes
@@ -230,7 +230,7 @@ def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
 def _bar(job: Job, journal: Journal) -> AbstractContextManager[Callable[[int], object]]:
     todo = (item for i, item in enumerate(job.plan.items) if i not in journal.done)
     total = sum(item.nbytes for item in todo)
-    return bytes_bar(total, "convert") if job.options.progress else quiet()
+    return bytes_bar(total, "convert", shown=job.options.progress)
 
 
 def _describe_far(job: Job) -> dict[str, Any]:

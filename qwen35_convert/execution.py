@@ -16,7 +16,7 @@ from qwen35_convert.containers.registry import container_for
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planned import Planned
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.progress import ignore, items_bar, notice, quiet
+from qwen35_convert.progress import ignore, items_bar, notice
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.run.executor import Executor, open_executor
 from qwen35_convert.run.first_use import warm_all
@@ -73,5 +73,5 @@ def _measured(
         return plan
     mtp = source.layout.form.mtp_layers if needs_inputs(plan) else 0
     layers = len(source.config.layer_types) + mtp
-    with items_bar(layers, "calibrate", "layer") if bar else quiet() as advance:
+    with items_bar(layers, "calibrate", "layer", shown=bar) as advance:
         return with_scales(plan, source, texts, workers, lambda _: advance())

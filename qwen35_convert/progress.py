@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
-    """Show a bar of `total` bytes on stderr; yield the call that advances it by so many.
+def bytes_bar(total: int, what: str, *, shown: bool) -> Iterator[Callable[[int], object]]:
+    """Show a bar of `total` bytes on stderr, if wanted; yield the call that advances it by so many.
 
     What ends well ends at 100 %, with nothing left to do.
     """
+    if not shown:
+        yield _advance_nothing
+        return
     from tqdm import tqdm
 
     with tqdm(
@@ -23,8 +26,11 @@ def bytes_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
 
 
 @contextmanager
-def items_bar(total: int, what: str, unit: str) -> Iterator[Callable[[], None]]:
-    """Show a bar of `total` items on stderr; yield the call that advances it by one."""
+def items_bar(total: int, what: str, unit: str, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show a bar of `total` items on stderr, if wanted; yield the call that advances it by one."""
+    if not shown:
+        yield _advance_nothing
+        return
     from tqdm import tqdm
 
     with tqdm(total=total, desc=what, unit=unit, file=sys.stderr, disable=None) as bar:
@@ -35,10 +41,8 @@ def items_bar(total: int, what: str, unit: str) -> Iterator[Callable[[], None]]:
         yield advance
 
 
-@contextmanager
-def quiet() -> Iterator[Callable[..., None]]:
-    """Yield a call that does nothing."""
-    yield lambda *_: None
+def _advance_nothing(_: int = 1) -> None:
+    """Advance no bar."""
 
 
 def notice(text: str) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.family.names import ADAPTER_PARTS, normalise
+from formats.family.leftovers import ADAPTER_PARTS
+from formats.family.names import normalise
 from formats.stored import Problem
 
 PEFT_MERGE = "merge it with peft's merge_and_unload(), and convert what save_pretrained() writes"

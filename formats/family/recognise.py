@@ -21,16 +21,10 @@ from formats.family.activation_scales import (
 from formats.family.config import Config
 from formats.family.dialects import CONV1D, HUB_DIALECT, MLX, Dialect, dialect_of
 from formats.family.layout import Atom, Layout
+from formats.family.leftovers import leftover
 from formats.family.lost_fields import lost_fields
 from formats.family.matches import Matches, explained
-from formats.family.names import (
-    PARTS,
-    leftover,
-    normalise,
-    optional_part,
-    rename,
-    strip_strangers,
-)
+from formats.family.names import PARTS, normalise, optional_part, rename, strip_strangers
 from formats.family.roles import ROLES
 from formats.family.rules import family, template
 from formats.family.traits import form_of, kind_of, notes_of, tied_by, unused_notes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from formats.family.names import FROM_ORIGINAL
+from formats.family.leftovers import FROM_ORIGINAL
 from formats.family.packings import AWQ, GPTQ, GPTQ_V2, layout_of, promised
 from formats.stored import Problem, StoredWeight
 from quant.fourbit.integer import SCALE_TYPES

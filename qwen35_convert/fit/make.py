@@ -15,7 +15,7 @@ from qwen35_convert.fit.question import Question
 from qwen35_convert.fit.sensitivity import Basis, Sensitivity, forms_of, table_of
 from qwen35_convert.fit.sizes import Sizes, sizes_of
 from qwen35_convert.options import RunOptions
-from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.progress import items_bar
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.text.tokens import DEFAULT, text_path
 from qwen35_convert.verification.levels import LOGITS, Level, check_measurable
@@ -71,10 +71,7 @@ def make_sensitivity(
     with writing(work, "making a folder to work in", "nothing"):
         make_folders(work)
         folder = tempfile.TemporaryDirectory(prefix=".qwen35-sensitivity-", dir=work)
-    with (
-        folder,
-        items_bar(steps, "sensitivity", "step") if options.progress else quiet() as advance,
-    ):
+    with folder, items_bar(steps, "sensitivity", "step", shown=options.progress) as advance:
         measured = measure(source, sizes, rows, Means(device, workers, Path(folder.name), advance))
     basis = Basis(_source(source, origin, workers), _text(question.text, rows.numel()))
     return table_of(measured, sizes, basis, layers)

@@ -20,7 +20,7 @@ def verify_shown(
     if not bar or source is None or checks.effective.name == STRUCTURE:
         return verify(artifact, source, checks)
     todo = {name: _stored_bytes(artifact, atom) for name, atom in artifact.layout.atoms.items()}
-    with bytes_bar(sum(todo.values()), "verify") as advance:
+    with bytes_bar(sum(todo.values()), "verify", shown=True) as advance:
 
         def progress(name: str) -> None:
             advance(todo.pop(name, 0))  # logits name layers, which are no bytes

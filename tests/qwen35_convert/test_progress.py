@@ -75,7 +75,8 @@ def test_every_byte_is_counted_once(experts, tmp_path, monkeypatch):
     """100 % must come of the work, not of the end."""
     counted: dict[str, list[int]] = {}
 
-    def bar(total, what):
+    def bar(total, what, *, shown):
+        assert shown
         counted[what] = [total, 0]
 
         class Bar:
@@ -91,6 +92,7 @@ def test_every_byte_is_counted_once(experts, tmp_path, monkeypatch):
         return Bar()
 
     monkeypatch.setattr("qwen35_convert.artifact.bytes_bar", bar)
+    monkeypatch.setattr("qwen35_convert.verification.shown.bytes_bar", bar)
     seen("convert", experts, "-o", tmp_path / "out", "--recipe", "fp8-block-hub")
     assert counted["convert"][0] == counted["convert"][1] > 0
     assert counted["verify"][0] == counted["verify"][1] > 0
@@ -98,7 +100,7 @@ def test_every_byte_is_counted_once(experts, tmp_path, monkeypatch):
 
 def test_what_fails_does_not_claim_to_be_whole():
     def fail() -> None:
-        with bytes_bar(1000, "convert") as advance:
+        with bytes_bar(1000, "convert", shown=True) as advance:
             advance(300)
             raise RuntimeError
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from formats.errors import FormatError
-from qwen35_convert import api, artifact
+from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
+from qwen35_convert.verification import shown
 from qwen35_convert.verification.limits import LOOSEST
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 from qwen35_convert.verification.verify import Report
@@ -236,7 +237,7 @@ def test_a_threshold_that_cannot_be_is_refused(thresholds, says):
 
 
 def test_verify_reads_the_text_before_any_work(tmp_path, nano, monkeypatch):
-    monkeypatch.setattr(artifact, "verify_shown", None)
+    monkeypatch.setattr(shown, "verify_shown", None)
     with pytest.raises(RecipeError, match="cannot be read"):
         verify(nano, nano, str(tmp_path / "missing"))
 
