@@ -28,6 +28,7 @@ from formats.family.rope import (
     FACTOR,
     ORIGINAL,
     YARN,
+    Scaling,
     attention_scale,
 )
 from formats.gguf.keys import Keys, shown
@@ -56,26 +57,11 @@ def scaling_rows(config: Config) -> Iterator[Row]:
     rope, scaling = config.rope, config.rope.scaling
     if scaling is None or scaling.kind == "dynamic":
         return
-    if scaling.kind in UNSAID:
-        raise FormatError(
-            f"{config.origin}: rope_type {rope.kind!r}",
-            "has no place in a GGUF file",
-            ", ".join(map(repr, (DEFAULT, LINEAR, YARN))),
-            "convert to a folder",
-            where=UNSAID[scaling.kind],
-        )
+    _check_sayable(config, scaling)
     yield PREFIX + "type", "string", scaling.kind
     yield PREFIX + "factor", "float32", scaling[FACTOR]
     if scaling.kind != YARN:
         return
-    if not scaling["truncate"]:
-        raise FormatError(
-            f"{config.origin}: truncate false of rope_type 'yarn'",
-            "has no place in a GGUF file",
-            "true",
-            "convert to a folder",
-            where="llama.cpp rounds the bounds of the ramp to whole dimensions",
-        )
     yield PREFIX + "original_context_length", "uint32", scaling[ORIGINAL]
     ratio = scaling[ATTENTION] / attention_scale(scaling[FACTOR])
     another = not isclose(ratio, 1, rel_tol=ROUNDING)
@@ -84,6 +70,23 @@ def scaling_rows(config: Config) -> Iterator[Row]:
             yield PREFIX + key, "float32", scaling[field]
     if another:
         yield PREFIX + "attn_factor", "float32", ratio
+
+
+def _check_sayable(config: Config, scaling: Scaling) -> None:
+    """Refuse a scaling that GGUF has no keys for. FormatError."""
+    if scaling.kind in UNSAID:
+        got, expected = (
+            f"rope_type {config.rope.kind!r}",
+            ", ".join(map(repr, (DEFAULT, LINEAR, YARN))),
+        )
+        why = UNSAID[scaling.kind]
+    elif scaling.kind == YARN and not scaling["truncate"]:
+        got, expected = "truncate false of rope_type 'yarn'", "true"
+        why = "llama.cpp rounds the bounds of the ramp to whole dimensions"
+    else:
+        return
+    subject, what = f"{config.origin}: {got}", "has no place in a GGUF file"
+    raise FormatError(subject, what, expected, "convert to a folder", where=why)
 
 
 def rope_notes(config: Config) -> Iterator[str]:

@@ -6,11 +6,19 @@ the tensor rates; the distance of a point below it is what the step wastes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qwen35_convert.benchmarking.bench import Bench
+from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.durable import check_place, writing
 from qwen35_convert.errors import MissingError, RecipeError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from runtime.floors import Card
 
 # How the pictures that can be drawn begin.
 HEADS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -38,23 +46,10 @@ def draw_roofline(bench: Bench, path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
     for what, marker in (("decode", "o"), ("prefill", "s")):
-        points = [point for point in bench.points if point.what == what]
-        rates = [point.flops / point.ms * 1e3 for point in points]
-        axes.plot([p.flops / p.bytes_moved for p in points], rates, marker, label=what)
-        for point, rate in zip(points, rates, strict=True):
-            size = point.batch if what == "decode" else point.tokens
-            axes.annotate(
-                str(size),
-                (point.flops / point.bytes_moved, rate),
-                textcoords="offset points",
-                xytext=(6, 4),
-            )
+        _draw_points(axes, [point for point in bench.points if point.what == what], what, marker)
     card = card_of(bench.device)
     if card is not None:
-        intensity = [10 ** (i / 20) for i in range(-10, 85)]
-        for name, rate in (("BF16", card.bf16_peak), ("FP8", card.fp8_peak)):
-            roof = [min(rate, card.bandwidth * x) for x in intensity]
-            axes.plot(intensity, roof, linewidth=1, label=f"{card.name} {name}")
+        _draw_roofs(axes, card)
     axes.set(
         xscale="log",
         yscale="log",
@@ -66,3 +61,20 @@ def draw_roofline(bench: Bench, path: Path) -> None:
     with writing(path, "drawing it", "what was there before"):
         figure.savefig(path)
     plt.close(figure)
+
+
+def _draw_points(axes: Axes, points: Sequence[Point], what: str, marker: str) -> None:
+    """Draw the steps of one kind, each with its batch or its tokens."""
+    places = [(point.flops / point.bytes_moved, point.flops / point.ms * 1e3) for point in points]
+    axes.plot([x for x, _ in places], [y for _, y in places], marker, label=what)
+    for point, place in zip(points, places, strict=True):
+        size = point.batch if what == "decode" else point.tokens
+        axes.annotate(str(size), place, textcoords="offset points", xytext=(6, 4))
+
+
+def _draw_roofs(axes: Axes, card: Card) -> None:
+    """Draw what a card can do at most, by type of number."""
+    intensity = [10 ** (i / 20) for i in range(-10, 85)]
+    for name, rate in (("BF16", card.bf16_peak), ("FP8", card.fp8_peak)):
+        roof = [min(rate, card.bandwidth * x) for x in intensity]
+        axes.plot(intensity, roof, linewidth=1, label=f"{card.name} {name}")
