@@ -89,3 +89,19 @@ def nano() -> Path:
 def nano_path() -> Path:
     """The bundled trained model, for fixtures of any scope."""
     return NANO
+
+
+@pytest.fixture
+def layers_read(monkeypatch):
+    """The folders whose layers are read."""
+    from runtime.load import Loader
+
+    read = []
+    original = Loader.layer
+
+    def spy(self, i):
+        read.append(self.checkpoint.folder.name)
+        return original(self, i)
+
+    monkeypatch.setattr(Loader, "layer", spy)
+    return read

@@ -9,11 +9,12 @@ import numpy as np
 from quant.ggml import k_decode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     Batch = tuple[NDArray[Any], np.uint64, NDArray[Any]]
+    Decode = Callable[[NDArray[Any], NDArray[Any]], object]
 
 SUPER = 256
 NUM_SUPER = 128
@@ -38,6 +39,17 @@ def batches(x_NK: NDArray[Any], out: NDArray[Any], together: int) -> Iterator[Ba
         stop = min(first + NUM_SUPER, num_super)
         k_decode.widen(source[first:stop], w)
         yield w[: _whole(stop - first, together)], np.uint64(first), rows[first:stop]
+
+
+def decode_super_blocks(data: NDArray[Any], out: NDArray[Any], decode: Decode) -> None:
+    """Fill out, float32 [N, K] and contiguous, with the values of data, uint8 [N, row_bytes].
+
+    decode  takes super-blocks [B, bytes], and fills in their values [B, 256]
+    """
+    assert out.flags.c_contiguous, "values would be written to a copy"
+    num_super = out.size // SUPER
+    if num_super:
+        decode(np.ascontiguousarray(data).reshape(num_super, -1), out.reshape(num_super, SUPER))
 
 
 def _whole(count: int, together: int) -> int:

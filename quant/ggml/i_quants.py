@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml import i_decode, i_fit, i_grids, i_store, k_lines
-from quant.ggml.batches import SUPER, batches
+from quant.ggml.batches import SUPER, batches, decode_super_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,11 +91,8 @@ def encode_rows(
 
 def decode_rows(name: str, data: NDArray[Any], out: NDArray[Any]) -> None:
     """Fill out, float32 [N, K] and contiguous, with the values of data, uint8 [N, row_bytes]."""
-    assert out.flags.c_contiguous, "values would be written to a copy"
-    num_super = out.size // SUPER
-    if num_super:
-        rows = np.ascontiguousarray(data).reshape(num_super, -1)
-        KINDS[name].decode(rows, i_grids.levels(name), out.reshape(num_super, SUPER))
+    decode, levels = KINDS[name].decode, i_grids.levels(name)
+    decode_super_blocks(data, out, lambda rows, values: decode(rows, levels, values))
 
 
 def _importance(kind: Kind, weights: NDArray[Any] | None) -> NDArray[Any]:

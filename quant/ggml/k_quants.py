@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml import k_decode, k_lines, k_steps, k_store
-from quant.ggml.batches import SUPER, batches
+from quant.ggml.batches import SUPER, batches, decode_super_blocks
 from quant.ggml.k_lanes import LANES
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ def encode_rows(
 
 def decode_rows(name: str, data: NDArray[Any], out: NDArray[Any]) -> None:
     """Fill out, float32 [N, K] and contiguous, with the values of data, uint8 [N, row_bytes]."""
-    assert out.flags.c_contiguous, "values would be written to a copy"
-    num_super = out.size // SUPER
-    if num_super:
-        rows = np.ascontiguousarray(data).reshape(num_super, -1)
-        DECODERS[name](rows, out.reshape(num_super, SUPER))
+    decode_super_blocks(data, out, DECODERS[name])
 
 
 def _encode_lines(

@@ -15,7 +15,6 @@ from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.write import digests
-from runtime.load import Loader
 from tests.checkpoints import dense
 from tests.qwen35_convert.command import called
 
@@ -28,20 +27,6 @@ def text(tmp_path_factory) -> str:
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text(DEFAULT_TEXT.read_text()[:2400])
     return str(path)
-
-
-@pytest.fixture
-def layers_read(monkeypatch):
-    """The folders whose layers are read."""
-    read = []
-    original = Loader.layer
-
-    def spy(self, i):
-        read.append(self.checkpoint.folder.name)
-        return original(self, i)
-
-    monkeypatch.setattr(Loader, "layer", spy)
-    return read
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification import logits_cache
 from qwen35_convert.verification.logits import LogitsCheck, check_logits
 from qwen35_convert.verification.logits_cache import LogitsCache
-from runtime.load import Loader
 
 NO_PROOF = api.RunOptions(verify=False)
 
@@ -39,20 +38,6 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(DEFAULT_TEXT.read_text()[:1500])
     return str(path)
-
-
-@pytest.fixture
-def layers_read(monkeypatch):
-    """The folders whose layers are read."""
-    read = []
-    original = Loader.layer
-
-    def spy(self, i):
-        read.append(self.checkpoint.folder.name)
-        return original(self, i)
-
-    monkeypatch.setattr(Loader, "layer", spy)
-    return read
 
 
 def measured(pair, text, cache=None):
