@@ -20,12 +20,17 @@ an importance that is often 0, reach more: 3.3 times, and blocks whose only weig
 become zeros.
 
 Q4_0 to Q5_1 with an importance matrix keep codes that were taken before the scale was fitted, and
-theirs are not judged one by one if it is not known. Neither are points of the grids of IQ2 and IQ3;
-there the median super-block has 0.78 to 1.30 times our error, single ones up to 4.6 times. Of them
-the factor that fits a super-block's values best is judged, too: where it is below 0.8 or above 1.35
+theirs are not judged one by one if it is not known. Of points of the grids of IQ2 and IQ3 those
+are, that no importance chooses (`quant.ggml.i_points`); there the median super-block has 0.78 to
+1.30 times our error, single ones up to 4.6 times. Super-blocks have up to a sixth of such points;
+up to a half, a third in the median, where every block has one column that weighs 1e4 times more.
+Twice the scale makes it nine of ten, half the scale a half (IQ2) or four fifths (IQ3).
+The factor that fits a super-block's values best is judged, too: where it is below 0.8 or above 1.35
 times ours in nine of ten, the whole was multiplied. An importance that differs by 1e4 leaves eight
 of ten so in weights that are 95% zeros, elsewhere at most six. Where a block of 32 is all zeros,
 ggml's IQ3_S stores what follows in a wrong place (`quant.ggml.i_store`), and is named for it.
+
+No step is zero, but where the weights that share it are all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import codec, nearest
+from quant.ggml import codec, i_points, nearest
 from quant.measure import Error, Reached
 
 if TYPE_CHECKING:
@@ -55,11 +60,15 @@ SIGNED = {"IQ2_XXS": 1, "IQ2_XS": 1, "IQ2_S": 0, "IQ3_XXS": 1, "IQ3_S": 0}
 SMALL = 2.0**-24
 # <w, q> / <q, q> of a super-block beside ours.
 FITTING = 0.8, 1.35
+# The share of a super-block's points that no search may have taken, beside twice the usual number.
+BEATEN = 0.25
 
 CODES = "super-blocks have codes that are not the nearest under their scales"
 SIGNS = "super-blocks have signs that are not those of the weights"
 ERROR = "super-blocks have more than twice the error that our encoder leaves"
 ZERO = "super-blocks are all zeros, where our encoder leaves values"
+FLAT = "super-blocks have steps of zero, where our encoder leaves values that differ"
+POINTS = "super-blocks have points of the grid that no importance chooses"
 FACTOR = "super-blocks have values that are times those that fit the weights"
 MANY = "super-blocks have more than 1.75 times the error that our encoder leaves"
 
@@ -106,13 +115,16 @@ def _find_faults(name: str, rows: Rows, ours: Tensor, *, known: bool) -> Counter
     found, reached = (_square_errors(rows.w, q, size) for q in (rows.decoded, ours))
     slack = MADE_BF16 * rows.w.reshape(-1, size).double().square().sum(1).numpy()
     empty, full = (_largest(q, size) for q in (rows.decoded, ours))
+    flat, uneven = (_widest(q, size) for q in (rows.decoded, ours))
     faults = {MANY: found > USUAL * reached + slack, ZERO: (empty == 0) & (full > NORMAL)}
+    faults[FLAT] = (flat == 0) & (empty > 0) & (uneven > NORMAL)
     if known:
         faults[ERROR] = found > TWICE * reached + slack
     if name in nearest.CODES:
         faults[CODES] = _far(name, rows) > 0
     if name in SIGNED:
         faults[SIGNS] = _wrong_signs(rows, size) > SIGNED[name]
+        faults[POINTS] = _beaten(name, rows, size)
         faults[FACTOR] = _other_factor(*(x.reshape(-1, size) for x in (rows.w, rows.decoded, ours)))
     return Counter({what: int(bad.sum()) for what, bad in faults.items() if bad.any()})
 
@@ -168,12 +180,28 @@ def _largest(decoded: Tensor, size: int) -> NDArray[Any]:
     return largest
 
 
+def _widest(decoded: Tensor, size: int) -> NDArray[Any]:
+    """Return by how much values of 16 columns differ at most, in each block of so many."""
+    sixteen = decoded.reshape(-1, size // 16, 16)
+    widest: NDArray[Any] = (sixteen.amax(2) - sixteen.amin(2)).amax(1).numpy()
+    return widest
+
+
 def _wrong_signs(rows: Rows, size: int) -> NDArray[Any]:
     """Return the most wrong signs that eight columns of each block have."""
     w, q = (x.float().reshape(-1, 8) for x in (rows.w, rows.decoded))
     wrong = ((w < 0) != (q < 0)) & (q != 0) & (w.abs() >= SMALL)
     most: NDArray[Any] = wrong.sum(1).reshape(-1, size // 8).amax(1).numpy()
     return most
+
+
+def _beaten(name: str, rows: Rows, size: int) -> NDArray[Any]:
+    """Return which blocks have more points that none would choose than is usual among them."""
+    w, decoded = (x.float().reshape(-1, size) for x in (rows.w, rows.decoded))
+    stored = rows.blocks.reshape(len(w), -1)
+    counts = i_points.count_beaten(name, w, stored, decoded)
+    bad: NDArray[Any] = counts > BEATEN * i_points.num_points(name) + 2 * np.median(counts)
+    return bad
 
 
 def _far(name: str, rows: Rows) -> NDArray[Any]:

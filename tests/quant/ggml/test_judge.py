@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quant.ggml import codec, judge
+from quant.ggml import codec, i_points, judge
 from quant.ggml.scheme import BLOCKS, Ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
@@ -109,6 +109,51 @@ def test_a_row_of_zero_blocks_is_named(name, w, weighed):
     assert any(judge.ZERO in fault for fault in faults(name, w, blocks, weighed=weighed)) or (
         name in LEGACY and not weighed and faults(name, w, blocks)
     )
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q5_K", "Q4_1", "Q5_1"])
+def test_a_step_of_zero_under_a_minimum_is_named(name, w):
+    size, stored = codec.block(name)
+    blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(3))).view(-1, stored)
+    at = SCALES.get(name, (0,))[0]
+    blocks[7, at : at + 2] = 0
+    named = faults(name, w, blocks.view(len(w), -1), weighed=True)
+    assert f"1 of {w.numel() // size:,} {judge.FLAT}" in named
+    same = torch.full((4, 1024), 0.0625)
+    assert faults(name, same, by_ggml(name, same), weighed=True) == []
+
+
+@pytest.mark.parametrize("gain", [0.5, 2.0])
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_super_block_under_another_scale_is_named(name, w, gain):
+    blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(1))).view(
+        -1, codec.block(name)[1]
+    )
+    halves = blocks[7, :2].view(torch.float16)
+    halves *= gain
+    named = faults(name, w, blocks.view(len(w), -1), weighed=True)
+    assert named == [f"1 of 256 {judge.POINTS}"]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_points_of_another_super_block_are_named(name, w):
+    blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(1))).view(
+        -1, codec.block(name)[1]
+    )
+    places = torch.tensor([at for at in i_points.PLACES[name] if name != "IQ2_XS" or at % 2 == 0])
+    blocks[7, places] = blocks[8, places]
+    named = faults(name, w, blocks.view(len(w), -1), weighed=True)
+    assert f"1 of 256 {judge.POINTS}" in named
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_columns_that_weigh_ten_thousand_times_more_leave_points_that_pass(name, w):
+    """Each scale then follows one column, and so do points of the others."""
+    spikes = torch.ones(1024)
+    spikes[::16] = 1e4
+    blocks = torch.logspace(-2, 1, 32).repeat_interleave(32)
+    for values in (w, w * blocks, w * 1e-4):
+        assert faults(name, values, by_ggml(name, values, spikes), weighed=True) == []
 
 
 def test_a_super_block_with_steps_that_are_too_wide_is_named(w):
