@@ -22,6 +22,9 @@ MIXED = (
     "quantize.rules=[{match: layers.*.linear_attn.out_proj, scheme: fp8-channel}, "
     "{match: layers.*.self_attn.o_proj, scheme: keep}]"
 )
+NO_OUTPUT = "quantize.rules=[{match: layers.*.self_attn.o_proj, scheme: keep}]"
+# A model's own importance matrix.
+IMATRIX = "quantize.imatrix={imatrix}"
 # output: (bundled recipe, what differs from it)
 OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fp8-block": ("fp8-block", ()),
@@ -48,8 +51,21 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nvfp4-mixed": ("nvfp4-mixed", ()),
     "fp8-block-kv8": ("fp8-block-kv8", ("quantize.calibrate.tokens=1024",)),
     "nvfp4-file": ("gguf-nvfp4", ()),
+    "iq2_xxs": ("gguf-iq2_xxs", (IMATRIX,)),
+    "iq3_xxs": ("gguf-iq3_xxs", (IMATRIX,)),
+    "q2_k": ("gguf-q2_k", (IMATRIX,)),
+    "gptq": ("int4", ("quantize.dialect=gptq", NO_OUTPUT)),
 }
-HUB = ("fp8-block-hub", "fp8-block-kv8", "nvfp4a16", "mxfp4a16", "int4-g32", "int8", "nvfp4-mixed")
+HUB = (
+    "fp8-block-hub",
+    "fp8-block-kv8",
+    "nvfp4a16",
+    "mxfp4a16",
+    "int4-g32",
+    "int8",
+    "nvfp4-mixed",
+    "gptq",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,11 @@ FEW_BITS = tuple(
         "moe nvfp4-mixed",
         "nano nvfp4-file",
         "moe nvfp4-file",
+        "wide iq2_xxs",
+        "wide iq3_xxs",
+        "wide q2_k",
+        "nano gptq",
+        "moe gptq",
     )
 )
 
@@ -231,8 +252,18 @@ class Workshop:
             home.mkdir()
             out = home / ("model.gguf" if base.gguf else "model")
             name, overrides = OUTPUTS[base.output]
+            if IMATRIX in overrides:
+                overrides = (IMATRIX.format(imatrix=self.imatrix(base.model, seed)),)
             api.convert(self.model(base.model, seed), out, read_recipe(name, overrides))
             self.made[key] = home
+        return self.made[key]
+
+    def imatrix(self, name: str, seed: int = 35) -> Path:
+        """Return what matters to a model, by a short text."""
+        key = f"imatrix-{seed}-{name}.gguf"
+        if key not in self.made:
+            api.imatrix(self.model(name, seed), self.folder / key, chunks=1)
+            self.made[key] = self.folder / key
         return self.made[key]
 
     def open(self, base: Base, seed: int = 35) -> Artifact:

@@ -10,6 +10,7 @@ from tests.planted import (
     code_faults,
     config_faults,
     count_faults,
+    dialect_faults,
     extra_faults,
     fourbit_faults,
     fourbit_file_faults,
@@ -28,6 +29,7 @@ from tests.planted import (
     type_faults,
     value_faults,
     vision_faults,
+    weighed_faults,
 )
 from tests.planted.artifact import BASES, CACHED, FEW_BITS, Base
 from tests.planted.fault import Case, Fault
@@ -68,7 +70,8 @@ def _of_all() -> list[Fault]:
 def _placed() -> Iterator[tuple[list[Fault], tuple[Base, ...]]]:
     """Yield faults with the bases that they may be planted into."""
     yield _of_all(), BASES
-    yield [*fourbit_faults.cases(), *fourbit_file_faults.cases()], FEW_BITS
+    few = (fourbit_faults, fourbit_file_faults, weighed_faults, dialect_faults)
+    yield [fault for table in few for fault in table.cases()], FEW_BITS
     yield [*cache_faults.cases()], CACHED
 
 

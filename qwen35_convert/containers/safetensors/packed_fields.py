@@ -1,7 +1,9 @@
 """What a config of GPTQ, AWQ or AutoRound says, held against the packed weights.
 
     lists     `dynamic` (GPTQ) and `modules_to_not_convert` (AWQ) leave modules alone. vLLM takes a
-              linear for quantised by its header, but experts by these lists
+              linear for quantised by its header, but experts by these lists; of AWQ, linears by
+              a list that is not empty. gptqmodel takes all linears that it would quantise, which
+              are those of the decoder's layers, by the rules
     sym       engines do not read zero points of symmetric weights
     desc_act  without it vLLM does not read which group a column is in
 
@@ -18,12 +20,15 @@ from typing import Any
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
+from formats.family.names import optional_part
 from formats.family.packings import PACKINGS, left_alone, promised
+from formats.family.roles import ROLES
 from quant.errors import QuantError
 from quant.fourbit.columns import groups_of
 from quant.fourbit.parts import ORDER, SCALE, ZERO
 from quant.fourbit.qweight import Gptq, Turned
 from quant.stored import Value, open_value
+from qwen35_convert.containers.safetensors.gptq_rules import EXPERTS
 from qwen35_convert.containers.safetensors.ignored_modules import modules_of
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import Row, odd_rows
@@ -104,18 +109,33 @@ def _other_forms(artifact: Checkpoint, method: str) -> Iterator[Failure]:
 def _listed(
     artifact: Checkpoint, block: Mapping[str, Any], field: str, leaves: Leaves
 ) -> Iterator[Failure]:
+    inside, readers = _flat(block.get(INSIDE)), _readers(artifact, block)
     for module, quantized in modules_of(artifact).items():
         left = [leaves(name, block) for name in _names(module)]
+        out = bool(inside) and not any(name in module for name in inside)
         if quantized and all(left):
             yield Failure(module, f"is quantised, but {field} in config.json leaves it alone")
-        elif ".experts." in module and not quantized and not any(left):
+        elif not quantized and module in readers and not any(left) and not out:
             problem = f"is not quantised, but {field} in config.json does not leave it alone"
-            yield Failure(module, f"{problem}: vLLM looks for its codes")
+            yield Failure(module, f"{problem}: {readers[module]} looks for its codes")
+
+
+def _readers(artifact: Checkpoint, block: Mapping[str, Any]) -> dict[str, str]:
+    """Return which engine takes a module for quantised where no list leaves it alone."""
+    gptq = block.get("quant_method") == "gptq"
+    linears = "gptqmodel" if gptq else "vLLM" if block.get(LISTS["awq"][0]) else None
+    readers = {}
+    for atom in artifact.layout.atoms.values():
+        if EXPERTS in atom.weight:
+            readers[module_of(atom.weight)] = "vLLM"
+        elif linears and ROLES[atom.role].linear and not optional_part(atom.name):
+            readers[module_of(atom.weight)] = linears
+    return readers
 
 
 def _names(module: str) -> list[str]:
     """Return a module's names in engines; vLLM asks for all experts of a layer at once."""
-    head, experts, _ = module.partition(".experts.")
+    head, experts, _ = module.partition(EXPERTS)
     asked = f"{head}.experts" if experts else module
     names = [asked]
     if asked.startswith(HUB_INNER):

@@ -31,6 +31,8 @@ KEEP = build_recipe({"layout": "hub", "quantize": {"scheme": "keep"}})
 FAST = RunOptions(workers=1)
 GROUP = 32
 UP = "model.language_model.layers.1.mlp.up_proj."
+INSIDE = ["attn", "gate_proj", "up_proj", *(f"layers.{i}.mlp" for i in (0, 2, 3))]
+DOWN = UP.replace("up_proj", "down_proj")
 
 
 def gptq_block(bits=4, **changes):
@@ -444,6 +446,32 @@ def test_experts_that_no_rule_leaves_alone_are_named(tmp_path):
     assert failures
     assert all(f.tensor.startswith("mtp.layers.0.mlp.experts.") for f in failures)
     assert all("vLLM looks for its codes" in f.problem for f in failures)
+
+
+@pytest.mark.parametrize(
+    ("case", "block", "reader"),
+    [
+        ("gptq", {}, "gptqmodel"),
+        ("gptq", {"dynamic": {"-:.*layers\\.1\\.mlp\\.down_proj": {}}}, None),
+        ("gptq", {"modules_in_block_to_quantize": [INSIDE]}, None),
+        ("awq", {}, "vLLM"),
+        ("awq", {"modules_to_not_convert": []}, None),
+    ],
+)
+def test_a_linear_that_no_list_leaves_alone_is_named(copied, case, block, reader):
+    """vLLM takes it by its header, unless a list of AWQ says something; gptqmodel by its rules."""
+
+    def keep(tensors):
+        groups, rows = tensors[DOWN + "scales"].shape
+        for name in [name for name in tensors if name.startswith(DOWN)]:
+            del tensors[name]
+        tensors[DOWN + "weight"] = torch.ones(rows, groups * GROUP, dtype=torch.bfloat16)
+
+    folder, original, _ = copied(case, keep, **block)
+    failures = api.verify(folder, original, level="structure").failures
+    expected = [DOWN.rstrip(".")] if reader else []
+    assert [failure.tensor for failure in failures] == expected
+    assert all(f"{reader} looks for its codes" in failure.problem for failure in failures)
 
 
 @pytest.mark.parametrize("change", ["double", "swap", "flip"])
