@@ -8,6 +8,7 @@ Floats are compared as they are written: one that went through float32 is not th
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from math import isclose
 from typing import Any
@@ -37,10 +38,25 @@ def same(got: Any, expected: Any) -> bool:
 
 
 def near(got: Any, expected: Any) -> bool:
-    """Whether two plain values are equal but for a rounding to float32."""
+    """Whether two plain values are equal but for a step of float32, in which one was computed."""
     if isinstance(got, float) and isinstance(expected, float | int):
         return isclose(got, expected, rel_tol=2.0**-23)
     return same(got, expected)
+
+
+def rounded(got: Any, expected: Any) -> bool:
+    """Whether two plain values are the same number in float32."""
+    if isinstance(got, float) and isinstance(expected, float | int):
+        return got == expected or _float32(got) == _float32(expected)
+    return same(got, expected)
+
+
+def _float32(x: float) -> bytes | float:
+    """Return the bytes of a number rounded to float32; itself where it is too large."""
+    try:
+        return struct.pack("<f", x)
+    except OverflowError:
+        return x
 
 
 def _of_lists(

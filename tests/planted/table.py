@@ -12,6 +12,7 @@ from tests.planted import (
     count_faults,
     dialect_faults,
     extra_faults,
+    field_type_faults,
     fourbit_faults,
     fourbit_file_faults,
     gguf_faults,
@@ -36,6 +37,7 @@ from tests.planted.fault import Case, Fault
 
 TABLES = (
     config_faults,
+    field_type_faults,
     place_faults,
     quantization_faults,
     group_faults,

@@ -29,7 +29,7 @@ from qwen35_convert.containers.safetensors.config_table import (
     VISION,
     Values,
 )
-from qwen35_convert.difference import ABSENT, differences, first, near, same
+from qwen35_convert.difference import ABSENT, differences, first, rounded, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _field(pair: Pair, key: str, source: Checkpoint) -> Iterator[str]:
 
 def _equal(got: Any, expected: Any) -> bool:
     """Whether two values are equal; transformers refuses a float where it expects an integer."""
-    return near(got, expected) and not (type(got) is float and type(expected) is int)
+    return rounded(got, expected) and not (type(got) is float and type(expected) is int)
 
 
 def _neutral(values: Values, value: Any) -> bool:

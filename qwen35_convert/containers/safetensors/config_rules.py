@@ -4,6 +4,7 @@
     rope       rope_parameters, rope_scaling, or the same fields beside them
     types      dtype, torch_dtype, of the whole and of its parts
     mtp        mtp_num_hidden_layers, which also the tensors know
+    records    those that transformers takes only of one type
     ties       tie_word_embeddings, of the whole and of its text part
 
 Engines differ in the place that they read, so every place must say what the source's fields come
@@ -21,8 +22,8 @@ from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.config_fields import DEFAULT_INTERVAL, interval_types
 from formats.family.rope import KINDS, LONGEST, ORIGINAL, read_rope
-from qwen35_convert.containers.safetensors.config_table import NEUTRAL
-from qwen35_convert.difference import ABSENT, differences, first, near, same
+from qwen35_convert.containers.safetensors.config_table import NEUTRAL, RECORD_TYPES
+from qwen35_convert.difference import ABSENT, differences, first, rounded, same
 
 Part = tuple[str, Mapping[str, Any]]
 ROPE_BLOCKS = ("rope_parameters", "rope_scaling")
@@ -45,11 +46,11 @@ def layer_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]
     """Compare which layers attend, by their list and by their interval."""
     ours, theirs = artifact.config, source.config
     expected = list(theirs.layer_types)
-    yield from first(differences(list(ours.layer_types), expected, "layer_types", near))
+    yield from first(differences(list(ours.layer_types), expected, "layer_types", rounded))
     for prefix, part in places(ours):
         stated = part.get("layer_types")
         if stated is not None and part is not ours.text:
-            yield from first(differences(stated, expected, f"{prefix}layer_types", near))
+            yield from first(differences(stated, expected, f"{prefix}layer_types", rounded))
         yield from _interval(prefix, part, theirs, needed=part is ours.text)
 
 
@@ -96,6 +97,9 @@ def _rope_at(
     filling = {key: part[key] for key in FILLING if whole and key in part}
     for name, block in blocks.items():
         if isinstance(block, dict):
+            for key in ROPE_TYPES:
+                if key in block and block[key] is None:
+                    yield from differences(None, PLAIN_ROPE[0], f"{prefix}{name}.{key}")
             got = _rope_fields(filling, block)
             got = _worked_out(got, part) if whole else got
             yield from _rope_of(got, expected, f"{prefix}{name}.", whole=whole)
@@ -113,7 +117,7 @@ def _rope_of(
     """Compare the fields that are stated, and where they are the whole also those that are not."""
     for key in dict.fromkeys((*expected, *got)) if whole else got:
         pair = got.get(key, ABSENT), expected.get(key, ABSENT)
-        yield from first(differences(*pair, prefix + key, near))
+        yield from first(differences(*pair, prefix + key, rounded))
 
 
 def _rope_fields(part: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,10 +196,28 @@ def tie_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
             yield from differences(ABSENT, of_source, prefix + field)
 
 
+def record_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
+    """Name records of a type that transformers refuses, but as the source has them; no class."""
+    ours, theirs = artifact.config, source.config
+    if ours.nested and not ours.text.get("model_type", True):
+        expected = theirs.text.get("model_type", ABSENT)
+        yield from differences(ours.text["model_type"], expected, "text_config.model_type")
+    inner = "text_config." if ours.nested else ""
+    parts = [(inner, ours.text, theirs.text)]
+    parts += [("vision_config.", ours.vision, theirs.vision or {})] if ours.vision else []
+    for prefix, part, of_source in parts:
+        for key, (types, expected) in RECORD_TYPES.items():
+            got = part.get(key, ABSENT)
+            known = got is ABSENT or type(got) in types
+            if not known and not same(got, of_source.get(key, ABSENT)):
+                yield f"{prefix}{key} is {got!r:.80}, expected {expected}"
+
+
 RULES = (
     layer_differences,
     rope_differences,
     type_differences,
     mtp_differences,
+    record_differences,
     tie_differences,
 )

@@ -31,6 +31,13 @@ RECORDS = frozenset(
     | {"attn_implementation", "_attn_implementation", "_attn_implementation_autoset"}
     | {"max_window_layers"}  # says something only beside use_sliding_window
 )
+# Of these, what transformers 5 takes, which refuses the config for any other.
+RECORD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "initializer_range": ((float,), "a number with a point"),
+    "router_aux_loss_coef": ((float,), "a number with a point"),
+    "use_cache": ((bool,), "true or false"),
+    "id2label": ((dict, type(None)), "an object"),
+}
 # What a mixture of experts in every layer has no use for.
 MOE_RECORDS = frozenset({"intermediate_size"})
 # What other checks judge by the tensors, or `config_rules` by more than one field.
@@ -83,7 +90,7 @@ MODEL: dict[str, Values] = (
     dict.fromkeys(TOKENS, (None,))
     | GENERATION
     | _sizes(DENSE_FIELDS, MOE_FIELDS, TEXT_FIELDS)
-    | {field: (None, *accepted) for field, accepted, _ in HARD_WIRED}
+    | {field: accepted for field, accepted, _ in HARD_WIRED}  # vLLM takes a null for false
     | {
         "hidden_act": ("silu",),
         "attention_bias": (False,),

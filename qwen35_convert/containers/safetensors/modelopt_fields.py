@@ -21,11 +21,15 @@ from qwen35_convert.containers.safetensors.modelopt import (
     MIXED,
     holder_of,
 )
+from qwen35_convert.difference import same
 from qwen35_convert.failure import Failure
 
 CONFIG, BLOCK = "config.json", "quantization_config"
 # algorithm: the scale of inputs that it reads for every module, and what is stored without one
 INPUTS = {"NVFP4": ("input_scale", "nvfp4a16"), "FP8": ("input_scale", "fp8-tensor")}
+# Of a group in config.json, and how many bits the codes of a scheme have.
+NUMBERS = ("weights", "input_activations")
+BITS = {scheme: 4 if scheme.startswith("nvfp4") else 8 for scheme in ALGORITHMS}
 SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
 # What both files say: the field, and what its absence means.
 SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
@@ -38,7 +42,8 @@ def modelopt_problems(
 
     scaled  the modules whose inputs have a scale beside the weight's parts
     """
-    yield from (Failure(CONFIG, f"{BLOCK}: {problem}") for problem in _group_sizes(block))
+    said = (*_group_sizes(block), *_groups(block, quantized))
+    yield from (Failure(CONFIG, f"{BLOCK}: {problem}") for problem in said)
     seen = set()
     for module, atom in quantized.items():
         got, expected = algorithm_of(module, block), ALGORITHMS.get(atom.scheme)
@@ -74,10 +79,42 @@ def _covers(name: str, quantized: Mapping[str, Atom]) -> bool:
     return name in quantized or any(holder_of(module) == name for module in quantized)
 
 
+def _groups(block: Mapping[str, Any], quantized: Mapping[str, Atom]) -> Iterator[str]:
+    """Yield what groups say of their numbers that nothing stored is."""
+    groups = block.get("config_groups")
+    if not isinstance(groups, dict):
+        if groups is not None:
+            yield f"config_groups is {groups!r:.120}, expected an object"
+        return
+    bits = {BITS[atom.scheme] for atom in quantized.values() if atom.scheme in BITS}
+    for name, group in groups.items():
+        where = f"config_groups.{name}"
+        for part in NUMBERS if isinstance(group, dict) else ():
+            numbers = group.get(part)
+            if isinstance(numbers, dict):
+                yield from _numbers(numbers, bits, f"{where}.{part}")
+            elif numbers is not None:
+                yield f"{where}.{part} is {numbers!r:.120}, expected an object"
+        if not isinstance(group, dict):
+            yield f"{where} is {group!r:.120}, expected an object"
+
+
+def _numbers(numbers: Mapping[str, Any], bits: Collection[int], where: str) -> Iterator[str]:
+    said, kind = numbers.get("num_bits"), numbers.get("type")
+    if said is not None and not any(same(said, one) for one in bits):
+        expected = " or ".join(map(str, sorted(bits)))
+        yield f"{where}.num_bits is {said!r:.120}, expected {expected}"
+    if kind not in (None, "float"):
+        yield f"{where}.type is {kind!r:.120}, expected 'float'"
+    if where.endswith(NUMBERS[0]) and numbers.get("dynamic") not in (None, False):
+        yield f"{where}.dynamic is {numbers['dynamic']!r:.120}, expected false"
+
+
 def _group_sizes(block: Mapping[str, Any]) -> Iterator[str]:
     """Yield sizes of groups that are not NVFP4's, wherever an engine looks for one."""
     groups = block.get("config_groups")
-    parts = [g.get("weights") for g in groups.values()] if isinstance(groups, dict) else []
+    every = groups.values() if isinstance(groups, dict) else ()
+    parts = [group.get("weights") for group in every if isinstance(group, dict)]
     for part in (block, *parts, *_layers(block).values()):
         size = part.get("group_size") if isinstance(part, dict) else None
         if size not in (None, 0, GROUP_SIZE):

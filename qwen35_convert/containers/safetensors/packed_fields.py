@@ -37,8 +37,16 @@ from qwen35_convert.failure import Failure
 # Hub's name and vLLM's of the same module.
 HUB_INNER, VLLM_INNER = "model.language_model.", "language_model.model."
 CONFIG, INSIDE = "config.json", "modules_in_block_to_quantize"
+SWITCH: Row = ((None, True, False), "expected true or false")
 FIELDS: dict[str, Row] = {
+    "sym": SWITCH,
+    "desc_act": SWITCH,
     "pack_dtype": ((None, "int32", "torch.int32"), "but words of 32 bits are stored"),
+}
+# What vLLM takes no default for, by each of its names.
+NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "gptq": (("bits",), ("group_size",), ("desc_act",), ("sym",)),
+    "awq": (("bits", "w_bit"), ("group_size", "q_group_size"), ("zero_point",)),
 }
 Leaves = Callable[[str, Mapping[str, Any]], bool]
 
@@ -78,6 +86,12 @@ def _odd(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[str]:
     """Yield fields that engines obey beside bits and groups, and that are not so."""
     fields = {key: value for key, value in block.items() if key in FIELDS}
     yield from odd_rows(fields, FIELDS, ())
+    for names in NEEDED.get(str(block.get("quant_method")), ()):
+        if all(block.get(name) is None for name in names):
+            yield f"{names[0]} is absent, which vLLM needs"
+    for field, kind in (("dynamic", dict), ("modules_to_not_convert", list)):
+        if not isinstance(block.get(field), (kind, type(None))):
+            yield f"{field} is {block[field]!r:.120}, which engines cannot read"
     forms = block.get("format"), block.get("checkpoint_format")
     if None not in forms and len(set(map(str, forms))) > 1:
         yield f"format is {forms[0]!r}, but checkpoint_format is {forms[1]!r}"

@@ -55,6 +55,7 @@ USED = "but the codes that are stored are to be used, expected false"
 FIELDS: dict[str, dict[str, Row]] = {
     "fp8": {
         "fmt": ((None, "e4m3"), "but E4M3 codes are stored"),
+        "activation_scheme": (("dynamic", "static"), "which vLLM needs, expected 'dynamic'"),
         "expert_dtype": (("fp8",), "but FP8 experts are stored"),
         "dequantize": ((None, False), USED),
     },
@@ -69,7 +70,11 @@ FIELDS: dict[str, dict[str, Row]] = {
     "modelopt": {},
 }
 # What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).
-NEEDED: dict[str, tuple[str, ...]] = {"compressed-tensors": ("quantization_status",)}
+# Without what it is of FP8, vLLM refuses the config.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "compressed-tensors": ("quantization_status",),
+    "fp8": ("activation_scheme",),
+}
 UNKNOWN: Row = ((None, False, 0, [], ""), "which an engine may obey, expected it to be absent")
 # Of sparsity_config: no zeros are left out.
 DENSE = "dense"
