@@ -62,6 +62,7 @@ GROUPS: dict[str, tuple[str, Change]] = {
     "activations-not-dynamic": ("dynamic", groups("input_activations", "dynamic", False)),
     "activations-of-4-bits": ("num_bits", groups("input_activations", "num_bits", 4)),
     "activations-per-tensor": ("strategy", groups("input_activations", "strategy", "tensor")),
+    "activations-empty": ("input_activations", groups("", "input_activations", {})),
     "output-activations": (
         "output_activations",
         groups(

@@ -57,8 +57,8 @@ def static_modules(block: Mapping[str, Any], quantized: Iterable[str]) -> set[st
 
 
 def _static(group: Mapping[str, Any]) -> bool:
-    inputs = group.get("input_activations") or {}
-    return bool(inputs) and inputs.get("dynamic", False) is False
+    inputs = group.get("input_activations")
+    return inputs is not None and inputs.get("dynamic", False) is False
 
 
 def _misshapen(groups: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -132,11 +132,12 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
     for field, said, right in _odd_args(weights, _of_weights(weights, entry["weights"], columns)):
         yield f"{field} of weights is {said!r}, but {right!r} is stored"
     inputs, expected = group.get("input_activations"), entry["input_activations"]
-    if inputs and not expected:
+    # compressed-tensors takes an empty object for numbers with its defaults, vLLM for none
+    if inputs is not None and not expected:
         yield f"input_activations is {inputs!r:.120}, expected null"
-    elif not inputs and expected and expected["dynamic"] == LOCAL:
+    elif inputs is None and expected and expected["dynamic"] == LOCAL:
         yield "input_activations is null, but scales of inputs are stored"
-    elif inputs:
+    elif inputs is not None:
         wanted = _of_inputs(inputs, expected, static=static)
         for field, said, right in _odd_args(inputs, wanted):
             yield f"{field} of input_activations is {said!r}, expected {right!r}"
@@ -159,7 +160,8 @@ def _of_inputs(
     if static:
         return dict(expected) | {"dynamic": False, "strategy": "tensor"}
     strategy, wanted = args.get("strategy"), expected.get("strategy")
-    if strategy is None or wanted is None or strategy in INPUT_STRATEGIES.get(wanted, ()):
+    left = strategy is None and expected.get("dynamic") != LOCAL
+    if left or wanted is None or strategy in INPUT_STRATEGIES.get(wanted, ()):
         open_fields = {"strategy": strategy, "group_size": args.get("group_size")}
         return dict(expected) | open_fields
     return dict(expected)
