@@ -6,9 +6,9 @@ A scheme is one file and one row here. `SCHEMES` maps a name to the scheme that 
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from formats.nearest import nearest
 from formats.stored import KEEP
 from quant.errors import QuantError
 from quant.fourbit.int4 import INT4
@@ -77,6 +77,6 @@ def get_schemes(
 def unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
     """Return the error for a name that is not known, with the nearest that is, or with all."""
     names = list(known)
-    near = get_close_matches(got, names, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected {' or '.join(names)}"
+    near = nearest(got, names)
+    hint = f"did you mean {near!r}?" if near else f"expected {' or '.join(names)}"
     return QuantError(f"{what} {got!r} is not known,\n  {hint}")

@@ -8,12 +8,12 @@ Sections are merged key by key; any other value, a list too, replaces the one be
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from formats.nearest import nearest
 from qwen35_convert.errors import Mistake, Place, RecipeError
 
 if TYPE_CHECKING:
@@ -76,9 +76,8 @@ def find_recipe(name: str) -> Path:
 
 def guess(name: str, known: Sequence[str]) -> str:
     """Return the words that offer the known name nearest to one that is not known, if any is."""
-    longer = [one for one in known if name and one.startswith(name)]
-    near = difflib.get_close_matches(name, known, 1) or longer
-    return f", did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    return f", did you mean {near!r}?" if near else ""
 
 
 def _is_file(path: Path) -> bool:

@@ -1,0 +1,23 @@
+"""The known name that was most likely meant by one that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name nearest to `name`, None if none is near.
+
+    The first that has all its words (`Q4_K_M` in `gguf-q4_k_m`), else the one spelt most like it.
+    """
+    from difflib import get_close_matches
+
+    sought, names = _words(name), {_words(one): one for one in known}
+    holding = [whole for whole in names if sought and f"_{sought}_" in f"_{whole}_"]
+    near = holding or get_close_matches(sought, names, 1)
+    return names[near[0]] if near else None
+
+
+def _words(name: str) -> str:
+    """Return a name in lower case, with underscores between its words."""
+    return name.lower().replace("-", "_")
