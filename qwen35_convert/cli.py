@@ -17,6 +17,7 @@ import typer
 from formats.errors import INPUT, INTERRUPTED, LACKING, Qwen35Error
 from qwen35_convert.commands import comparing, converting, fitting, hub, looking, proving, using
 from qwen35_convert.errors import Interrupted
+from qwen35_convert.home import at_home
 from qwen35_convert.misuse import show_misuse
 from qwen35_convert.output import Output
 from qwen35_convert.streams import outlive_readers
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(LACKING)
     gc.set_threshold(COLLECTED_FROM)
     outlive_readers()
-    words = sys.argv[1:]
+    words = at_home(sys.argv[1:])
     try:
         from qwen35_convert.run.bus_error import exit_on_bus_error
 
