@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_convert.containers.registry import container_for
+from qwen35_convert.errors import RecipeError
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint
@@ -42,9 +43,13 @@ def default_recipe(
 
 
 def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of `quantize`: names and layout stay as they are."""
+    """Return the recipe of `quantize`: names and layout stay as they are.
+
+    RecipeError for a scheme that is not known, or that only files of `convert` have.
+    """
     from qwen35_convert.recipe import build_recipe
 
+    _refuse_types(scheme)
     return build_recipe(
         {
             "name": "quantize",
@@ -56,3 +61,16 @@ def quantize_recipe(scheme: str, overrides: Sequence[str] = ()) -> Recipe:
         },
         overrides,
     )
+
+
+def _refuse_types(scheme: str) -> None:
+    """Refuse GGUF's types, which llama-quantize takes by these names. RecipeError."""
+    from quant.registry import SCHEMES
+    from qwen35_convert.recipe_files import bundled_recipes
+
+    recipe = f"gguf-{scheme.lower().replace('-', '_')}"
+    if scheme not in SCHEMES and recipe in bundled_recipes():
+        fix = f"qwen35 convert SOURCE -o NAME.gguf --recipe {recipe}"
+        raise RecipeError(
+            f"scheme {scheme!r}", "is a type of GGUF files", "a scheme of folders", fix
+        )

@@ -32,8 +32,8 @@ def mb_text(nbytes: int) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes in `5GB`, `500 MB`, `1GiB` or a plain number. ValueError if it is none."""
+    """Return the bytes in `5GB`, `500 MB`, `1GiB` or a number; ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)\s*", text, re.ASCII)
     if not found or found[2].upper() not in UNITS:
-        raise ValueError(f"{text!r} is no size, expected for example 5GB or 500MB")
+        raise ValueError(f"{text!r} is not a size, expected a number with a unit, such as 5GB")
     return int(Fraction(found[1]) * UNITS[found[2].upper()])

@@ -14,6 +14,7 @@ from pathlib import Path
 from formats.adapter.changes import open_adapter
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.missing import missing
 from formats.safetensors.adapters import ADAPTER_CONFIG
 from quant.low_rank import Merging
 from qwen35_convert.containers.registry import open_checkpoint
@@ -136,9 +137,18 @@ def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None
     named = None if isinstance(source, Path) else parse_repo(source)
     if named is None and is_address(str(source)) and not is_here(str(source)):
         raise FormatError(str(source), "is no address of a model on the hub", EXPECTED, DOWNLOAD)
+    if named is None and (bare := str(source).rstrip("/")) != source and not is_here(bare):
+        _refuse_slash(str(source), bare)
     if named is None and stream:
         raise RecipeError(f"--stream: {str(source)!r}", "is not a repository id", "owner/name")
     return named
+
+
+def _refuse_slash(source: str, bare: str) -> None:
+    """Refuse the name of a repository that ends in a slash, as a folder's may. FormatError."""
+    if parse_repo(bare):
+        hub = f", or {bare} without the slash at its end for the repository on the hub"
+        raise missing(Path(bare), "a folder", hub)
 
 
 def _open_copy(folder: Path, repo: str) -> Checkpoint:

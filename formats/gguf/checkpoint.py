@@ -18,6 +18,7 @@ from formats.gguf.header import Kv
 from formats.gguf.pooling import pooling_files
 from formats.gguf.split import SHARD, open_files
 from formats.links import check_leads
+from formats.missing import missing
 from formats.stored import Recogniser
 from formats.tensor import TensorInfo
 
@@ -36,7 +37,7 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
     """
     check_leads(path)
     if not path.is_file():
-        raise FormatError(f"{path} does not exist, expected a GGUF file")
+        raise missing(path, "a GGUF file", elsewhere="")
     files = open_files(path)
     kv = files[0].kv
     infos, notes = _without_towers({n: i for file in files for n, i in file.infos.items()})

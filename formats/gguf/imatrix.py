@@ -90,7 +90,7 @@ def _read_older(path: Path) -> ImatrixFile:
             raise FormatError(path.name, f"has {size} bytes", FORMS)
         data = path.read_bytes()
     except OSError as error:
-        fix = "name a file that exists, or leave it out"
+        fix = "give a file that exists, such as qwen35 imatrix makes, or leave it out"
         raise FormatError(f"{path} cannot be read: {error.strerror}", fix=fix) from None
     reader = _Older(path.name, data)
     count = reader.integer("the number of entries", 1, MAX_ENTRIES)

@@ -19,6 +19,7 @@ from formats.family.config import Config, read_config
 from formats.family.recognise import recognise
 from formats.json_file import read_object
 from formats.links import check_leads, check_links, repository_of, snapshot_in
+from formats.missing import missing
 from formats.safetensors.adapters import ADAPTER_CONFIG, adapters, no_model
 from formats.safetensors.beside import GGUF, PICKLES, adapter_config
 from formats.safetensors.choose import choose
@@ -125,9 +126,14 @@ def _refuse_no_config(place: Folder) -> NoReturn:
         raise no_model(place.label, adapter_config(place))
     below = sorted(str(path.parent) for path in place.path.glob(f"*/{CONFIG}"))
     ggufs = sorted(place.path_of(name) for name in place.names if name.endswith(GGUF))
-    near = [f"give {path}" for path in (*below, *ggufs)]
-    fix = near[0] if near else "copy it here from the model that the weights were made from"
-    raise FormatError(f"{place.label}: {CONFIG} is missing", fix=fix)
+    near = [f"give the one that is meant: {path}" for path in (*below, *ggufs)]
+    if near or any(name.endswith(WEIGHTS) for name in place.names):
+        fix = near[0] if near else "copy it here from the model that the weights were made from"
+        raise FormatError(f"{place.label}: {CONFIG} is missing", fix=fix)
+    raise FormatError(
+        f"{place.label}: {CONFIG} is missing, and so are .safetensors files",
+        fix="give the folder that they are in, or a .gguf file",
+    )
 
 
 def check_config(raw: dict[str, Any]) -> Config:
@@ -188,10 +194,7 @@ def _locate(path: Path) -> tuple[Path, str | None]:
         return snapshot_in(path), None
     check_leads(path)
     if not path.exists():
-        raise FormatError(
-            f"{path} does not exist, expected a folder, .safetensors or .gguf",
-            fix="give a path that exists, or owner/name for a repository on the hub",
-        )
+        raise missing(path, "a folder, .safetensors or .gguf")
     if path.suffix != WEIGHTS and not INDEX_NAME.fullmatch(path.name):
         what = "is a pickle, which can run code" if path.suffix in PICKLES else ""
         near = (path.parent / CONFIG).is_file()

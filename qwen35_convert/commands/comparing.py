@@ -67,7 +67,7 @@ def compare(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare recipes or artifacts of one source: size, KL divergence, where errors enter.
+    """Compare recipes or artifacts by size and KL divergence.
 
     Example: qwen35 compare ./Qwen3.5-9B --recipe fp8-block --recipe int4 --html page.html
     """

@@ -97,7 +97,7 @@ def convert(
     junit: Junit = None,
     quiet: Quiet = False,
 ) -> None:
-    """Convert a checkpoint by a recipe, then verify the result against its source.
+    """Convert a checkpoint by a recipe and verify the result.
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """

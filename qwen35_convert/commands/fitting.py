@@ -46,7 +46,7 @@ def sensitivity(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Predict the KL divergence that each type or scheme costs, weight by weight.
+    """Predict the KL divergence that each type or scheme costs.
 
     Example: qwen35 sensitivity ./Qwen3.5-9B --text calibration.txt -o sensitivity.json
     """

@@ -17,7 +17,7 @@ def download(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Download the files a conversion needs, checked by size and hash.
+    """Download what a conversion needs, checked by hash.
 
     Example: qwen35 download Qwen/Qwen3.5-0.8B -o Qwen3.5-0.8B
     """
@@ -39,7 +39,7 @@ def upload(
     json: Json = False,
     output_format: OutputFormat = None,
 ) -> None:
-    """Publish a model on the hub: the files its receipt lists, the receipt and a card.
+    """Publish an artifact on the hub, with its receipt and a card.
 
     Example: qwen35 upload ./Qwen3.5-9B-FP8 me/Qwen3.5-9B-FP8 --dry-run
     """

@@ -54,7 +54,7 @@ def inspect(
     json: Json = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
 ) -> None:
-    """Show what a checkpoint holds: sizes, layout, problems, how to serve it.
+    """Show what a checkpoint holds, and how to serve it.
 
     Example: qwen35 inspect ./Qwen3.5-27B-FP8 --context 32768 --batch 8 --memory 80GB
     """
@@ -91,7 +91,7 @@ def recipes(
     output_format: OutputFormat = None,
     junit: Junit = None,
 ) -> None:
-    """List the bundled recipes, print one, or check a recipe of your own.
+    """List the bundled recipes, print one, or check your own.
 
     Example: qwen35 recipes --check ours.yaml
     """

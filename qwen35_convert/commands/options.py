@@ -130,7 +130,7 @@ def parse_limit(size: str | None) -> Limit:
 
 
 def parse_bytes(option: str, size: str) -> int:
-    """Return the bytes of `16GB`, as an option says it. RecipeError for what is no size."""
+    """Return the bytes of `16GB`, as an option says it. RecipeError for anything else."""
     from qwen35_convert.errors import RecipeError
     from qwen35_convert.sizes import parse_size
 

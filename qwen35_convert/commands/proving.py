@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,7 @@ def verify(
     junit: Junit = None,
     quiet: Quiet = False,
 ) -> None:
-    """Verify an artifact: its structure, every value, and its predictions.
+    """Verify an artifact's structure, values and predictions.
 
     Example: qwen35 verify ./Qwen3.5-27B-FP8 --against Qwen/Qwen3.5-27B
     """
@@ -98,7 +99,24 @@ def verify(
         _save_page(html, artifact, str(against), text, result)
     output.verification(result, artifact)
     if not result.passed:
+        if against is not None and not quiet:
+            _ask_if_swapped(artifact, against)
         raise typer.Exit(FELL_SHORT)
+
+
+def _ask_if_swapped(artifact: str, against: str) -> None:
+    """Print a note if the source has a receipt, as artifacts have, and the artifact has none."""
+    from qwen35_convert.containers.registry import container_for
+
+    def has_receipt(path: str) -> bool:
+        return container_for(Path(path)).receipt_of(Path(path)).is_file()
+
+    if has_receipt(against) and not has_receipt(artifact):
+        print(
+            f"note: {against} has a receipt and {artifact} has none; if {against} was made from "
+            f"{artifact}: qwen35 verify {against} --against {artifact}",
+            file=sys.stderr,
+        )
 
 
 def _check_page(html: Path, *, given: bool) -> None:

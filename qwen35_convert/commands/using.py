@@ -34,7 +34,9 @@ def imatrix(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compute an importance matrix, for the key quantize.imatrix of a GGUF recipe.
+    """Compute an importance matrix for GGUF recipes.
+
+    Use it with --set quantize.imatrix=FILE.
 
     Example: qwen35 imatrix Qwen/Qwen3.5-35B-A3B --text calibration.txt -o imatrix.gguf
     """
@@ -67,7 +69,7 @@ def bench(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Time an artifact on this machine and compare it with the hardware limit.
+    """Time an artifact and compare it with the hardware limit.
 
     Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
     """
@@ -106,7 +108,9 @@ def run(
         bool, typer.Option("--speculate", help="Draft tokens with the MTP head.")
     ] = False,
 ) -> None:
-    """Generate text from an artifact; only the text goes to stdout.
+    """Generate text from an artifact.
+
+    Only the text goes to stdout.
 
     Example: qwen35 run ./Qwen3.5-27B-FP8 --chat --prompt "Why is the sky blue?"
     """

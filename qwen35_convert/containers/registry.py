@@ -62,8 +62,11 @@ def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
     if recipe.export.format != container.name:
         wanted = CONTAINERS[recipe.export.format].out
         raise RecipeError(
-            f"recipe {recipe.name} writes {recipe.export.format}, but OUT is {out.name}, "
-            f"expected {wanted}"
+            f"recipe {recipe.name}",
+            f"writes {recipe.export.format}, but OUT is {out.name}",
+            wanted,
+            f"give {wanted} as OUT, or a recipe that writes {container.name}, "
+            f"such as {container.default_recipe(again=False)}",
         )
     widened = container_of(source).widens
     return container.expected(dressed(source, recipe), recipe, out.stem, widened=widened)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from formats.missing import near
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.address import repository_at
 from qwen35_convert.hub.files import Entry
@@ -144,6 +145,8 @@ class Hub:
         from huggingface_hub import errors
 
         page, status = f"{self.endpoint}/{self.repo}", _status(error)
+        here = near(Path(self.repo))
+        local = f"; a path that exists is {here}" if here else ""
         sent = error.response.request.headers if isinstance(error, errors.HfHubHTTPError) else {}
         got = f"HTTP {status}, with {'a' if 'authorization' in sent else 'no'} token"
         later = "run again later; finished files are kept"
@@ -161,7 +164,7 @@ class Hub:
                 f"{self.repo} is not at {self.endpoint}",
                 got,
                 "a repository there, or a local path",
-                "check the name; if private, set HF_TOKEN",
+                f"check the name; if private, set HF_TOKEN{local}",
             ),
             (
                 errors.RevisionNotFoundError,
@@ -177,7 +180,7 @@ class Hub:
                 _line(error),
                 f"a hub at {self.endpoint}",
                 f"check the network, HF_ENDPOINT, the disk; {later}; "
-                "HF_HUB_OFFLINE=1 uses the cache",
+                f"HF_HUB_OFFLINE=1 uses the cache{local}",
             ),
         )
         return FetchError(*next(row[1:] for row in rows if isinstance(error, row[0])))

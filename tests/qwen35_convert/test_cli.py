@@ -124,6 +124,12 @@ def test_every_command_has_its_help(golden, command):
     golden(f"help-{command}.txt", done.stdout)
 
 
+def test_no_line_of_the_list_of_commands_is_cut():
+    listed = called("--help").stdout.partition("Commands:")[2]
+    assert "sensitivity" in listed
+    assert "..." not in listed
+
+
 def test_every_command_and_recipe_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     for command in COMMANDS:
@@ -335,6 +341,89 @@ def test_a_mistake_gets_one_guess(arguments, guess):
     assert guess in done.stderr
     assert done.stderr.lower().count("did you mean") <= 1
     assert not re.search(r"id you mean '[^']*',|Possible options", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "example"),
+    [
+        (["convert", "x"], "convert Qwen/Qwen3.5-27B -o"),
+        (["convert", "x", "out"], "convert Qwen/Qwen3.5-27B -o"),
+        (["convert", "-o", "out"], "convert Qwen/Qwen3.5-27B -o"),
+        (["verify", "x", "source"], "--against"),
+        (["verify", "x", "--source", "y"], "--against"),
+        (["run", "x", "Hello"], "--prompt"),
+    ],
+)
+def test_words_in_the_wrong_place_get_an_example(arguments, example):
+    done = called(*arguments)
+    assert done.returncode == 2
+    said, shown = done.stderr.splitlines()[-2:]
+    assert said.startswith("Error: ")
+    assert shown.startswith("Example: qwen35 ")
+    assert example in shown
+
+
+def test_a_wrong_value_gets_no_example():
+    assert "Example" not in called("convert", "x", "-o", "y", "--workers", "0").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["--recipe", "fp8-block", "-o", "x.gguf"], "a recipe that writes gguf, such as gguf-q8_0"),
+        (
+            ["--recipe", "gguf-q8_0", "-o", "x"],
+            "give a name that ends in .gguf and is not a folder",
+        ),
+    ],
+)
+def test_an_out_of_another_format_is_refused_with_the_recipe_it_needs(
+    tmp_path, monkeypatch, nano, arguments, fix
+):
+    monkeypatch.chdir(tmp_path)
+    done = called("convert", nano, *arguments)
+    assert done.returncode == 2
+    assert fix in done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["q4_k_m", "Q4_K_M", "iq4-xs"])
+def test_a_type_of_gguf_is_no_scheme_but_has_a_recipe(scheme):
+    done = called("quantize", "x", "-o", "y", "--scheme", scheme)
+    assert done.returncode == 2
+    recipe = f"gguf-{scheme.lower().replace('-', '_')}"
+    assert f"qwen35 convert SOURCE -o NAME.gguf --recipe {recipe}" in done.stderr
+
+
+def test_a_source_that_is_misspelt_is_answered_with_the_nearest(tmp_path, monkeypatch, nano):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "nano-dense").symlink_to(nano)
+    for word in ("./modles/nano-dense", "models/nano-dence/", "./models/nano"):
+        done = called("inspect", word)
+        assert done.returncode == 3
+        assert "give a path that exists, such as models/nano-dense, or " in done.stderr
+
+
+def test_a_name_on_the_hub_that_ends_in_a_slash_is_told_apart_from_a_folder():
+    done = called("inspect", "acme/Borealis-4B/")
+    assert done.returncode == 3
+    assert "or acme/Borealis-4B without the slash at its end" in done.stderr
+
+
+def test_an_artifact_and_its_source_in_the_wrong_order_are_asked_about(tmp_path, nano):
+    out = tmp_path / "out"
+    assert called("convert", nano, "-o", out, "--no-verify").returncode == 0
+    done = called("verify", nano, "--against", out)
+    assert done.returncode == 1
+    assert f"qwen35 verify {out} --against {nano}" in done.stderr
+    assert "if" not in called("verify", nano, "--against", out, "--quiet").stderr
+
+
+def test_an_imatrix_that_is_not_there_is_named_once(tmp_path, nano):
+    words = ["convert", nano, "-o", tmp_path / "x.gguf", "--set", "quantize.imatrix=im.gguf"]
+    done = called(*words)
+    assert done.returncode == 3
+    assert "quantize.imatrix: im.gguf cannot be read: No such file" in done.stderr
 
 
 def unread(*arguments: object) -> tuple[int, str]:

@@ -161,7 +161,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
         ("quantize: {rules: [{match: a}]}", "quantize.rules.0.scheme: Field required"),
         ("quantize: {rules: [{match: 3, scheme: keep}]}", "quantize.rules.0.match: "),
         ("export: {format: zip}", "export.format: "),
-        ("export: {max_shard_size: 5 apples}", "export.max_shard_size: '5 apples' is no size"),
+        ("export: {max_shard_size: 5 apples}", "export.max_shard_size: '5 apples' is not a size"),
         ("export: {max_shard_size: -5}", "export.max_shard_size: .*greater than 0"),
         ("export: {max_shard_size: 0}", "export.max_shard_size: .*greater than 0"),
         ("export: {max_shard_size: 0GB}", "export.max_shard_size: .*greater than 0"),
@@ -360,7 +360,7 @@ def test_sizes(text, size):
     ],
 )
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)
 
 

@@ -66,7 +66,9 @@ def read_importance(recipe: Recipe, tensors: Tensors, shapes: Mapping[str, Shape
         columns = importances(file.entries, shapes)
         _check_model(file, tensors)
     except (FormatError, QuantError) as error:
-        subject = f"quantize.imatrix: {path.name}: {error.subject.removeprefix(path.name + ': ')}"
+        named = error.subject.startswith((path.name, str(path)))
+        subject = error.subject if named else f"{path.name}: {error.subject}"
+        subject = f"quantize.imatrix: {subject}"
         raise FormatError(subject, error.got, error.expected, error.fix or FIX) from None
     weights = {
         part.atom.name: known.values[part.index or 0]

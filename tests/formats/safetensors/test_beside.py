@@ -243,11 +243,16 @@ def test_a_dangling_link_elsewhere_says_what_to_do(tmp_path):
 
 def test_a_folder_without_a_config_says_what_is_near(tmp_path):
     folder = dense(tmp_path / "in" / "checkpoint-500").parent
-    refused(folder, "config.json is missing", f"give {folder / 'checkpoint-500'}")
+    meant = "give the one that is meant: "
+    refused(folder, "config.json is missing", f"{meant}{folder / 'checkpoint-500'}")
     other = tmp_path / "other"
     other.mkdir()
     (other / "m.gguf").write_bytes(b"GGUF")
-    refused(other, "config.json is missing", f"give {other / 'm.gguf'}")
+    refused(other, "config.json is missing", f"{meant}{other / 'm.gguf'}")
+
+
+def test_a_folder_without_a_model_says_so(tmp_path):
+    refused(tmp_path, "config.json is missing, and so are .safetensors files", "or a .gguf file")
 
 
 def test_a_folder_whose_name_ends_in_gguf_is_a_folder(tmp_path):

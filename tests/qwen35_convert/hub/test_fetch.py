@@ -264,6 +264,16 @@ def test_a_missing_or_private_repository_is_named(hub: Hub, flags):
         fetch(REPO, progress=False)
 
 
+def test_a_repository_that_may_be_a_misspelt_path_is_answered_with_the_path(
+    hub, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "makers" / "tiny-qwen").mkdir(parents=True)
+    hub.repo("maker/other").commit(checkpoint())
+    with pytest.raises(FetchError, match="; a path that exists is makers/tiny-qwen"):
+        fetch(REPO, progress=False)
+
+
 def test_a_missing_revision_is_named(hub: Hub, sha: str):
     with pytest.raises(FetchError, match=f"{REPO} has no v9"):
         fetch(REPO, "v9", progress=False)

@@ -16,7 +16,7 @@ from tests.qwen35_convert.command import called
         (["--context", "0"], "--context is 0"),
         (["--batch", "-1"], "--batch is -1"),
         (["--memory", "0GB"], "--memory is 0"),
-        (["--memory", "much"], "--memory: 'much' is no size"),
+        (["--memory", "much"], "--memory: 'much' is not a size"),
         (["--context", "many"], "'--context': Input should be a valid integer"),
         (["--serving", "vlm"], "--serving is 'vlm'"),
     ],
