@@ -137,7 +137,7 @@ def _named(source: str | Path, *, stream: bool) -> tuple[str, str | None] | None
     named = None if isinstance(source, Path) else parse_repo(source)
     if named is None and is_address(str(source)) and not is_here(str(source)):
         raise FormatError(str(source), "is no address of a model on the hub", EXPECTED, DOWNLOAD)
-    if named is None and (bare := str(source).rstrip("/")) != source and not is_here(bare):
+    if named is None and (bare := str(source).rstrip("/")) != str(source) and not is_here(bare):
         _refuse_slash(str(source), bare)
     if named is None and stream:
         raise RecipeError(f"--stream: {str(source)!r}", "is not a repository id", "owner/name")

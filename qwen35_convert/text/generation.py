@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import check_choice
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 
@@ -51,7 +52,8 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
     check_head(checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = open_tokenizer(checkpoint)
-    text = chat_prompt(checkpoint, prompt.text) if prompt.chat else prompt.text
+    said = utf8(prompt.text)
+    text = chat_prompt(checkpoint, said) if prompt.chat else said
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     model = load_model(checkpoint, device, _dtype(prompt.dtype, device), keep_fp8=device == "cuda")
     tokens = generate(
@@ -63,6 +65,14 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
         speculate=prompt.speculate,
     )
     yield from decode_stream(tokenizer, tokens)
+
+
+def utf8(text: str) -> str:
+    """Return a text whose bytes a locale such as C could not decode. RecipeError if it is none."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise RecipeError("the prompt", "is not UTF-8", "text in UTF-8") from None
 
 
 def check_head(checkpoint: Checkpoint) -> None:

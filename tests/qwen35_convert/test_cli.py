@@ -283,6 +283,7 @@ def test_recipes_are_listed_and_printed():
 def test_the_table_of_recipes_says_size_and_error_of_each(name):
     row = recipe_row(name)
     assert row["use"] == headline(name)
+    assert row["use"].endswith("."), "the first line is a sentence: `recipes` prints no more"
     assert row["scheme"] == read_recipe(name).quantize.scheme
     assert re.match(r"\d|that of|35B", row["size"])
     assert re.match(r"(Weight error|KL[^:]*): \S", row["error"])

@@ -18,7 +18,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import read_recipe
-from qwen35_convert.text.generation import Prompt
+from qwen35_convert.text.generation import Prompt, utf8
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 from tests.checkpoints import dense
 from tests.qwen35_convert.command import called
@@ -27,6 +27,15 @@ from tests.variants import nano as variant
 
 ROOT = Path(__file__).parents[3]
 PROMPT = "And God said"
+
+
+def test_a_prompt_that_the_locale_cannot_decode_is_utf8():
+    """As Python has it of a command line where LANG is C and its UTF-8 mode is off."""
+    words = "Grüße, 你好"
+    assert utf8(words) == words
+    assert utf8(words.encode().decode("ascii", "surrogateescape")) == words
+    with pytest.raises(RecipeError, match="the prompt is not UTF-8"):
+        utf8(b"caf\xe9".decode("ascii", "surrogateescape"))
 
 
 def text_of(artifact: Path, **options) -> str:
