@@ -16,11 +16,11 @@ import typer
 
 from formats.errors import INPUT, INTERRUPTED, LACKING, Qwen35Error
 from qwen35_convert.commands import comparing, converting, fitting, hub, looking, proving, using
-from qwen35_convert.errors import Interrupted
+from qwen35_convert.errors import Interrupted, OutputError
 from qwen35_convert.home import at_home
 from qwen35_convert.misuse import show_misuse
 from qwen35_convert.output import Output
-from qwen35_convert.streams import outlive_readers
+from qwen35_convert.streams import lost, outlive_readers
 
 app = typer.Typer(
     name="qwen35",
@@ -45,6 +45,7 @@ COMMANDS = (
     hub.upload,
     looking.recipes,
 )
+DONE = "what the command writes is there; only what it prints is lost"
 COLLECTED_FROM = 200_000  # new objects; at Python's 700, collections are a tenth of `import torch`
 
 
@@ -90,7 +91,16 @@ def main() -> None:
         code = run_words(words)
     except KeyboardInterrupt:  # before or after the command itself
         code = Output.of_words(words).error(Interrupted())
-    sys.exit(code)
+    sys.exit(_with_output(code))
+
+
+def _with_output(code: int) -> int:
+    """Return the exit code of a command, or that of output which could not be written."""
+    error = lost()
+    if error is None:
+        return code
+    told = OutputError("standard output", f"cannot be written: {error.strerror}", left=DONE)
+    return code or Output().error(told)
 
 
 def run_words(words: Sequence[str]) -> int:

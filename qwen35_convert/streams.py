@@ -1,7 +1,8 @@
 """Standard output and error that outlive their reader: `qwen35 recipes | head -1` is no failure.
 
 What nobody reads any more is dropped, and the command ends with the exit code that it would have
-had: an artifact that fell short must not pass because a pipe was closed.
+had: an artifact that fell short must not pass because a pipe was closed. What a full disk does not
+take is dropped too, and `lost` says so at the end.
 """
 
 from __future__ import annotations
@@ -16,16 +17,36 @@ if TYPE_CHECKING:
 
 
 class _Pipe(io.FileIO):
-    """A file that drops what is written once nobody reads it."""
+    """A file that drops what is written once nobody reads it, or it cannot be written.
+
+    error  why it cannot be written; None for a pipe that nobody reads
+    """
+
+    error: OSError | None = None
 
     def write(self, data: Buffer) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            return memoryview(data).nbytes
+            return self._drop(data)
+        except OSError as error:
+            self.error = error
+            return self._drop(data)
+
+    def _drop(self, data: Buffer) -> int:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        return memoryview(data).nbytes
+
+
+def lost() -> OSError | None:
+    """Write all that is buffered; return why standard output did not take everything, if so."""
+    pipe = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(pipe, _Pipe):
+        return None
+    sys.stdout.flush()
+    return pipe.error
 
 
 def outlive_readers() -> None:

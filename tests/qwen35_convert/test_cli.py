@@ -452,6 +452,26 @@ def test_a_reader_that_leaves_does_not_pass_what_failed(tmp_path, nano):
     assert unread(*arguments) == (1, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["inspect", "NANO", "--json"], 4, "standard output cannot be written: No space left on"),
+        (["recipes", "fp8-blok"], 2, "did you mean"),
+    ],
+)
+def test_output_on_a_full_disk_is_one_block_and_not_exit_0(nano, arguments, code, said):
+    command = [sys.executable, "-m", "qwen35_convert", *arguments]
+    command = [str(nano) if word == "NANO" else word for word in command]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def completed(line: str) -> list[str]:
     """Return what bash is offered for the last word of a line."""
     words = line.split(" ")

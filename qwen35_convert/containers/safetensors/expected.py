@@ -112,15 +112,18 @@ def _namespace(source: Checkpoint, recipe: Recipe) -> str:
     layout = source.layout
     if recipe.layout == "same" and layout.kind == "next":
         raise FormatError(
-            "the checkpoint is Qwen3-Next, whose fused in_proj_qkvz cannot stay as it is\n"
-            "  fix   convert it with layout text: its tensors are split to Qwen3.5's"
+            "the checkpoint",
+            "is Qwen3-Next, whose fused in_proj_qkvz cannot stay as it is",
+            fix="--set layout=text splits its tensors into Qwen3.5's",
         )
     hub = layout.kind == HUB and recipe.vision == "keep"
     wanted = recipe.layout if recipe.layout != "same" else HUB if hub else TEXT
     if wanted == HUB and not (layout.form.vision and source.config.nested):
         raise FormatError(
-            "the checkpoint has no vision tensors, which the vision-language class "
-            "of layout hub expects\n  fix   use layout text"
+            "the checkpoint",
+            "has no vision tensors",
+            "a vision tower, which the class of layout hub has",
+            "--set layout=text --set vision=drop",
         )
     return wanted
 
