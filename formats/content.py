@@ -55,7 +55,7 @@ KINDS = (
     Content(
         (b"pk\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"),
         "is a pickle of torch.save, which can run code when it is read",
-        "save the model again with safe_serialization",
+        "save the model again as .safetensors, as save_pretrained() does",
     ),
     Content(
         (b"\x1f\x8b", b"bzh", b"\xfd7zxz", b"7z\xbc\xaf", b"(\xb5/\xfd"),

@@ -73,7 +73,8 @@ def open_source(
 def merge(base: Checkpoint, folder: Path, name: str) -> Checkpoint:
     """Return a model with the adapter in `folder` merged as it is read; `name` is the result's."""
     adapter = open_adapter(folder, base)
-    note = f"{folder.name}: an adapter (LoRA) is merged into {len(adapter.changes)} tensors"
+    changed = "1 tensor" if len(adapter.changes) == 1 else f"{len(adapter.changes)} tensors"
+    note = f"{folder.name}: an adapter (LoRA) is merged into {changed}"
     trained = adapter.config.base
     note += f"; it was trained on {trained}" if trained else ""
     notes = (*base.notes, note, *_unused(base, folder))

@@ -14,6 +14,8 @@ from formats.safetensors.place import Choice, Place, weights_in
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLED = re.compile(r"(pytorch_model.*\.bin|(model|consolidated).*\.(pt|pth|bin))")
+GATHERS = "zero_to_fp32.py"  # DeepSpeed saves it beside its shards
+GATHER = f"python {GATHERS} . OUT --safe_serialization"
 GGUF = ".gguf"
 
 
@@ -50,10 +52,9 @@ def refuse_no_weights(place: Place) -> NoReturn:
         raise FormatError(
             f"{place.label}: {pickles[0]} is a pickle, which can run code when it is read; "
             "expected .safetensors",
-            fix="save the model again with safe_serialization",
+            fix="save the model again as .safetensors, as save_pretrained() does",
         )
     ggufs = sorted(name for name in place.names if name.endswith(GGUF))
-    raise FormatError(
-        f"{place.label}: there is no .safetensors file",
-        fix=f"give the GGUF file itself: {place.label}/{ggufs[0]}" if ggufs else "",
-    )
+    fix = f"give the GGUF file itself: {place.label}/{ggufs[0]}" if ggufs else ""
+    fix = f"gather the shards of ZeRO: {GATHER}" if GATHERS in place.names else fix
+    raise FormatError(f"{place.label}: there is no .safetensors file", fix=fix)

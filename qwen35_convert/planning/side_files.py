@@ -24,6 +24,7 @@ from qwen35_convert.template import compile_template
 
 LISTS = ("modules.json",)
 WORDS = {list: "a JSON list", dict: "a JSON object"}
+TOKENIZER = "tokenizer.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 UTF8 = (".jinja", ".txt")
 ORIGINAL = "take the template from the original repository, or mend it there"
@@ -46,6 +47,33 @@ def check_sides(source: Checkpoint) -> None:
 def side_notes(source: Checkpoint) -> Iterator[str]:
     """Yield what is to be known of the files that are carried along."""
     yield from read_templates(source.sides).notes
+
+
+def token_notes(source: Checkpoint) -> Iterator[str]:
+    """Yield that tokens were added for which the embedding has no row, if so."""
+    content, rows = source.side(TOKENIZER), source.config.sizes["V"]
+    ids = {} if content is None else _ids(content)
+    beyond = sorted((number, text) for text, number in ids.items() if number >= rows)
+    if beyond:
+        number, text = beyond[-1]
+        yield (
+            f"{TOKENIZER}: {len(beyond)} tokens have no row in the embedding, up to {text!r} with "
+            f"the id {number}, of {rows} rows: engines fail on them; resize the embedding "
+            "(resize_token_embeddings), or take the tokenizer that the model was trained with"
+        )
+
+
+def _ids(content: bytes) -> dict[str, int]:
+    """Return the id of every token, as far as the file has the usual form."""
+    from pydantic_core import from_json
+
+    tokenizer = from_json(content, cache_strings="none")
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    pairs = [*(vocabulary.items() if isinstance(vocabulary, dict) else ())]
+    entries = added if isinstance(added, list) else ()
+    pairs += [(one.get("content"), one.get("id")) for one in entries if isinstance(one, dict)]
+    return {str(text): number for text, number in pairs if isinstance(number, int)}
 
 
 def image_notes(source: Checkpoint) -> Iterator[str]:

@@ -257,6 +257,36 @@ def test_the_file_of_transformers_5_is_a_preprocessor(tmp_path):
     assert (tmp_path / "out" / "processor_config.json").is_file()
 
 
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_tokens_without_a_row_in_the_embedding_are_a_note(tmp_path, more):
+    """A fine-tune with tokens of its own, whose embedding was not resized."""
+    raw = json.loads((NANO / "tokenizer.json").read_text())
+    plain = raw["added_tokens"][0]
+    ids = range(2045, 2048 + more)  # the embedding has 2048 rows
+    raw["added_tokens"] += [plain | {"id": i, "content": f"<|mine_{i}|>"} for i in ids]
+    source = nano(tmp_path / "in", files={"tokenizer.json": raw})
+    notes = [note for note in api.plan(source, "fp8-block").notes if "no row" in note]
+    assert len(notes) == bool(more)
+    if more:
+        assert f"{more} tokens" in notes[0]
+        assert f"'<|mine_{2047 + more}|>' with the id {2047 + more}, of 2048 rows" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {},
+        {"model": []},
+        {"model": {"vocab": [["a", 0.5]]}, "added_tokens": {"a": 1}},
+        {"added_tokens": [1, {}, {"id": "9999", "content": "a"}, {"id": None}]},
+    ],
+    ids=str,
+)
+def test_a_tokenizer_of_another_form_gets_no_such_note(tmp_path, raw):
+    source = nano(tmp_path / "in", files={"tokenizer.json": raw})
+    assert not any("no row" in note for note in api.plan(source, "fp8-block").notes)
+
+
 STRIPS = {"lstrip": "the white space before it", "rstrip": "after it", "single_word": "letters"}
 
 

@@ -36,7 +36,7 @@ from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
-from qwen35_convert.planning.side_files import image_notes, side_notes
+from qwen35_convert.planning.side_files import image_notes, side_notes, token_notes
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.recipe_parts import NEAREST, NO_CACHE
 
@@ -166,6 +166,7 @@ def _source_notes(source: Checkpoint, gone: set[str], namespace: str) -> Iterato
     yield from source.layout.notes
     yield from faults_dropped(source, gone)
     yield from side_notes(source)
+    yield from token_notes(source)
     if namespace == HUB:
         yield from image_notes(source)
 

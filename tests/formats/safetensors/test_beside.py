@@ -251,6 +251,13 @@ def test_a_folder_without_a_config_says_what_is_near(tmp_path):
     refused(other, "config.json is missing", f"{meant}{other / 'm.gguf'}")
 
 
+def test_shards_of_zero_are_to_be_gathered(tmp_path):
+    folder = dense(tmp_path / "in")
+    (folder / SINGLE).unlink()
+    (folder / "zero_to_fp32.py").touch()
+    refused(folder, "there is no .safetensors file", "python zero_to_fp32.py . OUT")
+
+
 def test_a_folder_without_a_model_says_so(tmp_path):
     refused(tmp_path, "config.json is missing, and so are .safetensors files", "or a .gguf file")
 
