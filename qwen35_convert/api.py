@@ -23,7 +23,7 @@ from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, RunOptions, check_device
 from qwen35_convert.progress import items_bar
 from qwen35_convert.recipe_choice import default_recipe, named_recipe, quantize_recipe
-from qwen35_convert.source import Merge, Source, open_headers, open_source
+from qwen35_convert.source import Merge, Source, open_headers, open_source, path_here
 from qwen35_convert.text.tokens import DEFAULT
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def verify(
     check = logits or DEFAULT_LIMITS
     effective = effective_level(level, check)
     need_source(effective, given=against is not None)
-    opened = open_checkpoint(Path(artifact))
-    source = open_source(against)[0] if against else None
+    opened = open_checkpoint(path_here(artifact))
+    source = open_source(against, progress=options.progress)[0] if against else None
     if source:
         check_measurable(effective, check, source)
     from qwen35_convert.run.memory import fit_verification
@@ -183,7 +183,7 @@ def compare(
     from qwen35_convert.verification.logits import LogitsCheck
 
     with folders.opened() as here:
-        candidates = named_candidates(chosen, [Path(one) for one in artifacts], here.artifacts)
+        candidates = named_candidates(chosen, [path_here(one) for one in artifacts], here.artifacts)
         check, path = LogitsCheck(text, cache=here.cache), _path_of(source, opened, origin)
         check_candidates(candidates, opened, check)
         scratch = None if folders.keep else here.artifacts
@@ -207,7 +207,7 @@ def imatrix(
     progress: bool = False,
 ) -> ImatrixReport:
     """Compute an importance matrix over a text and write it as llama.cpp's imatrix file."""
-    opened, _ = open_source(source)
+    opened, _ = open_source(source, progress=progress)
     from qwen35_convert.containers.gguf.imatrix_file import make_imatrix
 
     layers = len(opened.config.layer_types) + opened.layout.form.mtp_layers
@@ -290,7 +290,7 @@ def fit_recipe(
 
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine and compare it with the hardware limit."""
-    opened, _ = open_source(artifact)
+    opened, _ = open_source(artifact, progress=progress)
     from qwen35_convert.benchmarking.bench import Sweep, run_bench
 
     sweep = sweep or Sweep()
@@ -310,12 +310,13 @@ def upload(
     from qwen35_convert.publish import upload_artifact
 
     workers = DEFAULTS.threads(streamed=False)
-    return upload_artifact(Path(artifact), repo, private=private, dry_run=dry_run, workers=workers)
+    path = path_here(artifact)
+    return upload_artifact(path, repo, private=private, dry_run=dry_run, workers=workers)
 
 
-def run_text(artifact: str | Path, prompt: Prompt) -> Iterator[str]:
+def run_text(artifact: str | Path, prompt: Prompt, *, progress: bool = False) -> Iterator[str]:
     """Yield the text an artifact generates, piece by piece."""
-    opened, _ = open_source(artifact)
+    opened, _ = open_source(artifact, progress=progress)
     from qwen35_convert.text.generation import generate_text
 
     return generate_text(opened, prompt)

@@ -10,8 +10,9 @@ Source: huggingface_hub 2.4, `HfApi.preupload_lfs_files` and `create_commit`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,12 @@ def upload_artifact(
         subject = f"{repo}, offline (HF_HUB_OFFLINE)"
         raise FetchError(subject, "an upload", "no use of the network", "unset HF_HUB_OFFLINE")
     hub = open_hub(repo, None, sleep)
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    bars = nullcontext() if sys.stderr.isatty() else disable_progress_bars("huggingface_hub")
     try:
-        return Uploaded(repo, sizes, _send(hub, contents, private=private))
+        with bars:
+            return Uploaded(repo, sizes, _send(hub, contents, private=private))
     except FetchError as error:
         error.left = LEFT
         raise

@@ -128,6 +128,15 @@ def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
     return open_stream(repo, revision, listing=listing)[0]
 
 
+def path_here(artifact: str | Path) -> Path:
+    """Return the path of an artifact. FormatError for a name on the hub, which is no path."""
+    named = None if isinstance(artifact, Path) else parse_repo(artifact)
+    if named is None:
+        return Path(artifact)
+    download = f"if it is on the hub: qwen35 download {named[0]} -o DIR, and give DIR"
+    raise missing(Path(artifact), "a folder or a file here", f"; {download}")
+
+
 def repository_of(source: Source) -> tuple[str, str | None] | None:
     """Return (owner/name, revision) of a source that is a whole model on the hub, else None."""
     return None if isinstance(source, Merge) else _named(source, stream=False)

@@ -118,6 +118,6 @@ def run(
     from qwen35_convert.text.generation import Prompt
 
     request = Prompt(prompt, chat, max_tokens, temperature, seed, speculate, dtype)
-    for piece in api.run_text(artifact, request):
+    for piece in api.run_text(artifact, request, progress=True):
         print(piece, end="", flush=True)
     print()

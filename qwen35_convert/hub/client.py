@@ -148,23 +148,30 @@ class Hub:
         here = near(Path(self.repo))
         local = f"; a path that exists is {here}" if here else ""
         sent = error.response.request.headers if isinstance(error, errors.HfHubHTTPError) else {}
-        got = f"HTTP {status}, with {'a' if 'authorization' in sent else 'no'} token"
+        with_token = "authorization" in sent
+        got = f"HTTP {status}, with {'a' if with_token else 'no'} token"
         later = "run again later; finished files are kept"
-        token = {401: "the token was refused: renew HF_TOKEN", 403: "use a token that may read it"}
+        refused = (
+            "the token was refused: renew HF_TOKEN, or " if with_token else "set HF_TOKEN, or "
+        )
+        token = {
+            401: f"{refused}log in: hf auth login",
+            403: "use a token that may read it, or write it",
+        }
         rows = (
             (
                 errors.GatedRepoError,
                 f"{self.repo} is gated",
                 got,
                 "a token with access",
-                f"log in and accept the terms at {page}, then set HF_TOKEN",
+                f"log in and accept the terms at {page}, then set HF_TOKEN, or: hf auth login",
             ),
             (
                 errors.RepositoryNotFoundError,
                 f"{self.repo} is not at {self.endpoint}",
                 got,
                 "a repository there, or a local path",
-                f"check the name; if private, set HF_TOKEN{local}",
+                f"check the name; if private, set HF_TOKEN, or: hf auth login{local}",
             ),
             (
                 errors.RevisionNotFoundError,

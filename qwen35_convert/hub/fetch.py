@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from formats.errors import NOTHING
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import (
@@ -205,6 +206,8 @@ class _Download:
     def left(self) -> str:
         """Say what is on the disk after a failure."""
         place = self.to or _cache(self.hub.repo)
+        if not place.exists():
+            return NOTHING
         return f"finished files are kept in {place}; run the same command again to resume"
 
     def _weight_map(self) -> dict[str, str] | None:

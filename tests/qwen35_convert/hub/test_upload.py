@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ def test_without_a_token_the_hub_s_no_is_told(hub, artifact, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     with pytest.raises(q.FetchError, match="renew HF_TOKEN"):
         q.upload(artifact, REPO)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(q.FetchError, match=r"with no token\n.*\n.*set HF_TOKEN, or log in"):
+        q.upload(artifact, REPO)
+
+
+def test_what_is_on_the_hub_is_downloaded_before_it_is_verified_or_sent_on():
+    """`verify` and `upload` take a folder or a file; other commands take names on the hub too."""
+    for ask in (partial(q.verify, REPO), partial(q.upload, REPO, "me/other")):
+        with pytest.raises(q.FormatError, match=f"qwen35 download {REPO} -o DIR, and give DIR"):
+            ask()
 
 
 def test_what_was_downloaded_is_what_was_converted(hub, artifact, tmp_path):
