@@ -18,7 +18,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, NullCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +111,22 @@ class SharedCache(FunctionCache):
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+class NoCache(NullCache):
+    """The cache of a loop that no folder can keep: every process compiles it, and says so."""
+
+    used = False
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        NoCache.used = True
+
+    def load_overload(self, sig: Signature, target_context: CPUContext) -> None:
+        """Return nothing; NotCompiledError where compiling is not allowed."""
+        if _missing.get() is Missing.REFUSE:
+            raise NotCompiledError(self._name)
 
 
 def _locked(file: IO[bytes]) -> bool:

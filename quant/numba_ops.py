@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic as _intrinsic
 
-from quant.loop_cache import SharedCache
+from quant.loop_cache import NoCache, SharedCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def loop(function: Callable[..., Any]) -> Any:
     try:
         dispatcher._cache = SharedCache(function)
     except RuntimeError:
-        return dispatcher
+        dispatcher._cache = NoCache(function.__name__)
     return dispatcher
 
 

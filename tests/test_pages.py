@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,22 @@ def test_the_recipes_of_the_page_on_recipes_are_right(tmp_path):
         file = tmp_path / f"{i}.yaml"
         file.write_text(block)
         assert read_recipe(file).name == str(i)
+
+
+def test_the_page_on_proof_counts_what_is_planted():
+    """`python -m tests.planted` prints its table."""
+    from tests.planted.right import artifacts
+    from tests.planted.table import cases
+
+    planted = list(cases())
+    faults = len({(case.fault.kind, case.fault.name) for case in planted})
+    bases = len({case.base for case in planted})
+    text = (DOCS / "proof.md").read_text()
+    assert f"plant {faults:,} faults in {bases} artifacts" in text
+    assert f"**{len(planted):,} of {len(planted):,}**" in text
+    assert f"None of {len(artifacts()):,} correct artifacts is refused" in text
+    kinds = Counter(case.fault.kind for case in planted)
+    bits = ("four bits: codes", "four bits: parts", "four bits: blocks")  # one row
+    counts = [sum(kinds.pop(kind) for kind in bits), *kinds.values()]
+    rows = re.findall(r"\| ([\d,]+) of \1 \|$", text, re.MULTILINE)
+    assert sorted(rows) == sorted(f"{count:,}" for count in counts)

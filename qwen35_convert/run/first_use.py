@@ -124,8 +124,10 @@ def _compile(steps: Iterable[Step]) -> None:
 @contextmanager
 def _second_process(steps: Sequence[Step]) -> Iterator[None]:
     """Have another process take these steps, where that helps and is safe."""
+    from quant.loop_cache import NoCache
+
     alone = sys.platform != "linux" or threading.active_count() > 1 or default_workers() < 2
-    if alone or len(steps) < 2:
+    if alone or len(steps) < 2 or NoCache.used:  # it would compile what only it has
         yield
         return
     from multiprocessing import get_context

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quant.loop_cache import Missing, NotCompiledError, when_missing
+from quant.loop_cache import Missing, NoCache, NotCompiledError, when_missing
 
 LOOP = """
 from quant.numba_ops import loop
@@ -93,3 +93,20 @@ def test_a_folder_without_locks_compiles_all_the_same(file, monkeypatch):
     assert doubled(load(file)) == [2, 2]
     with when_missing(Missing.REFUSE):
         assert doubled(load(file)) == [2, 2]
+
+
+def test_a_loop_that_no_folder_keeps_is_compiled_where_that_is_allowed(file, monkeypatch):
+    """As in a container whose files cannot be written: the command says that it compiles."""
+
+    def nowhere(_):
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr("quant.numba_ops.SharedCache", nowhere)
+    monkeypatch.setattr(NoCache, "used", False)
+    double = load(file)
+    assert NoCache.used
+    with when_missing(Missing.REFUSE), pytest.raises(NotCompiledError, match="double"):
+        doubled(double)
+    assert doubled(double) == [2, 2]
+    with when_missing(Missing.REFUSE):
+        assert doubled(double) == [2, 2]
