@@ -20,4 +20,4 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _words(name: str) -> str:
     """Return a name in lower case, with underscores between its words."""
-    return name.lower().replace("-", "_")
+    return name.lower().replace("-", "_").replace(".", "_")

@@ -48,8 +48,15 @@ def _reason(error: ErrorDetails) -> str:
 
 def _unknown_key(where: Sequence[str], model: type[BaseModel]) -> str:
     known = [*_section(model, where[:-1]).model_fields, *([] if where[1:] else [EXTENDS])]
-    hint = guess(where[-1], known) or f", expected one of {', '.join(known)}"
+    near = guess(where[-1], _elsewhere(where[-1], model)) or guess(where[-1], known)
+    hint = near or f", expected one of {', '.join(known)}"
     return f"there is no key {'.'.join(where)!r}{hint}"
+
+
+def _elsewhere(key: str, model: type[BaseModel]) -> list[str]:
+    """Return where in a section a key of this name is."""
+    sections = [(n, one) for n, f in model.model_fields.items() for one in _models(f.annotation)]
+    return [f"{name}.{key}" for name, section in sections if key in section.model_fields]
 
 
 def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:

@@ -76,9 +76,9 @@ class Goal:
         if room <= 0:
             raise RecipeError(
                 f"--fit {size_text(self.memory)}",
-                f"is less than {self.batch} sequences of {self.context} tokens take in {engine}: "
+                f"is less than {engine} takes for {self.batch} x {self.context:,} tokens: "
                 f"{size_text(self.memory - room)}",
-                "more memory, a smaller --context or --batch",
+                "more memory, such as 24GB, or a smaller --context or --batch",
             )
         return room
 

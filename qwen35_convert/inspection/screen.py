@@ -28,7 +28,8 @@ def _rows(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{inspection.tensors} ({dtypes})"
     yield "parameters", f"{inspection.parameters:,} in {size_text(inspection.bytes)}"
     experts = f" ({inspection.mtp['experts']} experts)" if inspection.mtp["experts"] else ""
-    yield "mtp", f"{inspection.mtp['layers']} layers{experts}"
+    layers = inspection.mtp["layers"]
+    yield "mtp", f"{layers} layer{'' if layers == 1 else 's'}{experts}"
     yield "vision", "yes" if inspection.vision else "no"
     yield from _shape(inspection.config)
     if inspection.serving:
@@ -45,17 +46,17 @@ def _shape(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     yield (
         "heads",
-        f"attention {config['num_attention_heads']} on {config['num_key_value_heads']} of "
-        f"{config['head_dim']}; delta rule {config['linear_num_key_heads']} keys of "
-        f"{config['linear_key_head_dim']}, {config['linear_num_value_heads']} values of "
-        f"{config['linear_value_head_dim']}",
+        f"attention: {config['num_attention_heads']} query, {config['num_key_value_heads']} "
+        f"key-value, {config['head_dim']} wide; delta rule: {config['linear_num_key_heads']} key, "
+        f"{config['linear_key_head_dim']} wide, {config['linear_num_value_heads']} value, "
+        f"{config['linear_value_head_dim']} wide",
     )
     if "num_experts" in config:
         yield (
             "experts",
-            f"{config['num_experts']} of {config['moe_intermediate_size']}, "
-            f"{config['num_experts_per_tok']} for a token, and a shared one of "
-            f"{config['shared_expert_intermediate_size']}",
+            f"{config['num_experts']}, {config['moe_intermediate_size']} wide, "
+            f"{config['num_experts_per_tok']} for each token; a shared one, "
+            f"{config['shared_expert_intermediate_size']} wide",
         )
     else:
         yield "mlp", str(config["intermediate_size"])

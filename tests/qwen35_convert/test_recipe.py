@@ -125,6 +125,9 @@ def test_a_recipe_cannot_be_changed():
     [
         ("layuot: text", "there is no key 'layuot', did you mean 'layout'"),
         ("zzz: 1", "there is no key 'zzz', expected one of name, layout, experts"),
+        ("imatrix: f", "there is no key 'imatrix', did you mean 'quantize.imatrix'"),
+        ("max_kl: 0.1", "there is no key 'max_kl', did you mean 'verify.max_kl'"),
+        ("export: {scheme: int4}", "no key 'export.scheme', did you mean 'quantize.scheme'"),
         ("quantize: {sheme: keep}", "no key 'quantize.sheme', did you mean 'scheme'"),
         ("export: {max_shard: 5GB}", "no key 'export.max_shard', did you mean 'max_shard_size'"),
         ("verify: {zzz: 1}", "no key 'verify.zzz', expected one of level"),

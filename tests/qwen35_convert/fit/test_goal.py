@@ -85,7 +85,7 @@ def test_memory_holds_weights_and_sequences(tables, nano_path, out, engine):
     goal = q.Goal(memory=cache + 2_500_000, context=2048, batch=3, table=tables[out])
     fitted = q.fit_recipe(nano_path, out, goal)
     assert memory_needed(config, fitted.nbytes, 2048, 3, engine).total <= goal.memory
-    with pytest.raises(q.RecipeError, match="is less than 3 sequences of 2048 tokens"):
+    with pytest.raises(q.RecipeError, match=r"takes for 3 x 2,048 tokens: .* MB"):
         q.fit_recipe(
             nano_path, out, q.Goal(memory=cache // 2, context=2048, batch=3, table=tables[out])
         )
