@@ -33,23 +33,27 @@ Batch = Annotated[
 ]
 TargetSize = Annotated[
     str | None,
-    typer.Option("--target-size", metavar="SIZE", help="Choose them within a size of the files."),
+    typer.Option(
+        "--target-size",
+        metavar="SIZE",
+        help="Choose them so that the files have at most this size, e.g. 15GB.",
+    ),
 ]
 TargetBits = Annotated[
     float | None,
-    typer.Option("--target-bpw", metavar="X", help="Choose them within X bits per weight."),
+    typer.Option("--target-bpw", metavar="X", help="Choose them for at most X bits per weight."),
 ]
 Table = Annotated[
     Path | None,
     typer.Option(
         "--sensitivity",
         metavar="FILE|by-role",
-        help="Costs to choose by, from qwen35 sensitivity; or by role, without measuring.",
+        help="Costs to choose by: a file of qwen35 sensitivity, or by-role, without measuring.",
         show_default="measured first",
     ),
 ]
 SaveRecipe = Annotated[
-    Path | None, typer.Option("--save-recipe", metavar="FILE", help="Keep the chosen recipe.")
+    Path | None, typer.Option("--save-recipe", metavar="FILE", help="Write the chosen recipe.")
 ]
 
 

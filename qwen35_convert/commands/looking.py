@@ -27,7 +27,7 @@ def inspect(
         int | None,
         typer.Option(
             metavar="N",
-            help="Tokens of a sequence: show the memory that serving takes.",
+            help="Tokens of each sequence: show the memory that serving needs.",
             show_default="4096, with --batch or --memory",
         ),
     ] = None,
@@ -82,7 +82,9 @@ def recipes(
     ] = None,
     check: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="List every mistake of a recipe; exit 2 if it has any."),
+        typer.Option(
+            metavar="FILE", help="List every mistake in a recipe; exit 2 if there are any."
+        ),
     ] = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")

@@ -40,7 +40,7 @@ Metadata = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON with general.license, general.tags, ... to use instead of what README.md says.",
+        help="JSON with general.license, general.tags, ... instead of those of README.md.",
     ),
 ]
 Set = Annotated[
@@ -81,7 +81,7 @@ Stream = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LogitsCache = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep what the source predicts in DIR, for later runs."),
+    typer.Option(metavar="DIR", help="Keep the source's predictions in DIR for later runs."),
 ]
 Html = Annotated[
     Path | None,

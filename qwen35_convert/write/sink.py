@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from formats.errors import FormatError
+from formats.errors import NOTHING, FormatError
 from qwen35_convert.durable import (
     make_folders,
     replace_folder,
@@ -147,8 +147,15 @@ class FolderSink:
         paths = (self.work / shard.name for shard in self._shards)
         present = sum(path.stat().st_blocks * 512 for path in paths if path.is_file())
         if needed > free + present:
+            left = self.left if present else NOTHING
+            if not present:
+                self.discard()
             raise OutputError(
-                str(self.out), f"has {free + present} bytes free on its disk", f"{needed} bytes"
+                str(self.out),
+                f"has {free + present:,} bytes free on its disk",
+                f"{needed:,} bytes",
+                "free some space, or choose an OUT on another disk",
+                left=left,
             )
         for shard in self._shards:
             file = os.open(self.work / shard.name, os.O_RDWR | os.O_CREAT, 0o666)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -11,6 +12,7 @@ from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
 from qwen35_convert.write.file_sink import FileSink, check_out_files, finish_moves
 from qwen35_convert.write.out import partial_of
+from qwen35_convert.write.sink import FolderSink
 
 
 def shards(*names):
@@ -84,3 +86,31 @@ def test_an_out_that_cannot_be_is_refused(tmp_path, name):
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(OutputError):
         check_out_files(tmp_path / name, [], [], overwrite=True)
+
+
+def fill_disk(monkeypatch, free: int) -> None:
+    usage = shutil.disk_usage("/")._replace(free=free)
+    monkeypatch.setattr("qwen35_convert.write.sink.shutil.disk_usage", lambda _: usage)
+
+
+@pytest.mark.parametrize("kind", [FileSink, FolderSink])
+def test_a_disk_that_is_too_small_stays_as_it_was(tmp_path, monkeypatch, kind):
+    fill_disk(monkeypatch, 11)
+    sink = kind(tmp_path / "new" / "m.gguf", shards("m.gguf"))
+    sink.open()
+    with pytest.raises(OutputError, match="has 11 bytes free on its disk, expected 12") as caught:
+        sink.create()
+    assert caught.value.left == "nothing was written"
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_written_before_the_disk_filled_up_is_kept(tmp_path, monkeypatch):
+    write(tmp_path / "m.gguf", "m.gguf").close()
+    fill_disk(monkeypatch, -(10**6))
+    sink = FileSink(tmp_path / "m.gguf", shards("m.gguf"))
+    sink.open()
+    with pytest.raises(OutputError, match="another disk") as caught:
+        sink.create()
+    sink.close()
+    assert caught.value.left == sink.left
+    assert (sink.work / "m.gguf").is_file()
