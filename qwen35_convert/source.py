@@ -7,6 +7,7 @@ to merge     an adapter, whose few files are fetched, over a base model, which i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,12 +130,13 @@ def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
 
 
 def path_here(artifact: str | Path) -> Path:
-    """Return the path of an artifact. FormatError for a name on the hub, which is no path."""
-    named = None if isinstance(artifact, Path) else parse_repo(artifact)
-    if named is None:
-        return Path(artifact)
-    download = f"if it is on the hub: qwen35 download {named[0]} -o DIR, and give DIR"
-    raise missing(Path(artifact), "a folder or a file here", f"; {download}")
+    """Return the path of an artifact. FormatError if nothing is there: names on the hub are not."""
+    path = Path(artifact)
+    if os.path.lexists(path):
+        return path
+    named = parse_repo(str(artifact))
+    hub = f"; if it is on the hub: qwen35 download {named[0]} -o DIR, and give DIR" if named else ""
+    raise missing(path, "a folder or a file here", hub)
 
 
 def repository_of(source: Source) -> tuple[str, str | None] | None:

@@ -55,6 +55,7 @@ FAMILY: dict[str, Any] = {
     "dtype": "bfloat16", "hidden_act": "silu", "initializer_range": 0.02,
     "mamba_ssm_dtype": "float32", "mtp_use_dedicated_embeddings": False, "use_cache": True,
 }  # fmt: skip
+TOWER = "clip"  # what llama.cpp calls the architecture of every mmproj file
 MOE_FAMILY: dict[str, Any] = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
 
 
@@ -65,6 +66,11 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
     value. FormatError names the key that is missing, or that disagrees with another.
     """
     arch = kv["general.architecture"].value if "general.architecture" in kv else None
+    if arch == TOWER:
+        raise FormatError(
+            "general.architecture is 'clip': a vision tower, expected a language model\n"
+            "  fix   give the GGUF file that this mmproj file lies beside"
+        )
     if not isinstance(arch, str) or arch not in CLASSES:
         raise FormatError(
             f"general.architecture is {shown(arch)}, expected {' or '.join(CLASSES)}\n"

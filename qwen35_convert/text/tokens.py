@@ -55,8 +55,11 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     """
     try:
         content = text_path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"text {text} cannot be read: {error}") from None
+    except OSError as error:
+        fix = "give a file of plain text, or leave it out for the bundled one"
+        raise RecipeError(f"text {text}", f"cannot be read: {error.strerror}", fix=fix) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"text {text}", f"is not UTF-8: {error.reason}") from None
     ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
     if len(ids) < 2:
         raise RecipeError(f"text {text}", f"has {len(ids)} tokens", "at least 2")

@@ -23,6 +23,7 @@ from qwen35_convert.recipe_report import recipe_row
 from tests.checkpoints import dense, moe
 from tests.qwen35_convert.command import ROOT, called, qwen35
 
+CALIBRATE = "quantize.calibrate.text"
 COMMANDS = (
     "inspect",
     "download",
@@ -522,6 +523,50 @@ def test_the_summary_of_a_gguf_names_its_vision_file(tmp_path, nano):
     assert re.fullmatch(
         rf"{out.parent}/mmproj-m\.gguf: \d+ of these tensors, \S+ .B: vision, for --mmproj", second
     )
+
+
+def test_a_vision_file_given_for_the_model_is_told_from_it(tmp_path, nano):
+    words = ["--recipe", "gguf-bf16", "--set", "vision=keep", "--no-verify", "-q"]
+    assert called("convert", nano, "-o", tmp_path / "m.gguf", *words).returncode == 0
+    done = called("inspect", tmp_path / "mmproj-m.gguf")
+    assert done.returncode == 3
+    assert "'clip': a vision tower, expected a language model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["imatrix", "NANO", "-o", "im.gguf", "--text", "nope.txt"],
+        ["verify", "NANO", "--against", "NANO", "--level", "logits", "--text", "nope.txt"],
+        [
+            "convert",
+            "NANO",
+            "-o",
+            "x",
+            "--recipe",
+            "int4-gptq",
+            "--set",
+            "quantize.calibrate.text=nope.txt",
+        ],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_text_that_is_not_there_is_named_in_plain_words(tmp_path, monkeypatch, nano, arguments):
+    monkeypatch.chdir(tmp_path)
+    done = called(*[nano if word == "NANO" else word for word in arguments])
+    assert done.returncode == 2
+    assert "text nope.txt cannot be read: No such file or directory\n" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [["verify"], ["upload", "--dry-run"]])
+def test_an_artifact_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    done = called(*command, "models/mien", *(["me/x"] if "upload" in command else []))
+    assert done.returncode == 3
+    assert "models/mien does not exist, expected a folder or a file here" in done.stderr
+    assert "such as models/mine; if it is on the hub: qwen35 download models/mien" in done.stderr
 
 
 def test_the_summary_says_of_how_many_weights_some_became_zero(tmp_path, nano):
