@@ -8,4 +8,4 @@ RESTORE_SCALE = "restore the scale, or convert the BF16 checkpoint"
 
 
 class QuantError(Qwen35Error):
-    """What was asked for cannot be quantised so, or would be wrong."""
+    """The request cannot be quantised, or the result would be wrong."""

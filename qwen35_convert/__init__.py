@@ -12,11 +12,11 @@
     'fp8-block'
 
 A source is a folder, a file, or "owner/name[@revision]" on the hub; a recipe is a bundled name, a
-file, or a `Recipe`. What a caller can cause is raised as a kind of `Qwen35Error`.
+file, or a `Recipe`. Errors that a caller can cause are subclasses of `Qwen35Error`.
 
 Importing this imports no torch: a function is loaded when it is first used. The four packages have
-plain names; the guard refuses to run with another project's `formats`, `quant` or `runtime` in
-their place, which would load without an error.
+plain names: if another project's `formats`, `quant` or `runtime` would be imported instead, the
+import is refused.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from qwen35_convert.durable import make_folders, writing
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where a comparison works.
+    """The folders of a comparison.
 
     work   what is removed afterwards; None: the current folder
     keep   the artifacts of the recipes, to stay there, verified as `convert` does; None: none stays

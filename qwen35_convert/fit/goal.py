@@ -35,7 +35,7 @@ ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """How large an artifact may be: one of three.
+    """The largest size of an artifact, in one of three ways.
 
     memory   bytes for weights and `batch` sequences of `context` tokens
     size     bytes of the files with tensors

@@ -12,7 +12,7 @@ CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be measured: on which text, in how many chunks of 512 tokens, which forms.
+    """What to measure: the text, the number of chunks of 512 tokens, the forms.
 
     forms  ggml types or schemes as recipes name them; none: the usual ones of the recipe's format
     """

@@ -21,7 +21,7 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What to generate from and how.
+    """A prompt, and how to generate from it.
 
     chat         render the text as a user's turn of the chat template
     temperature  0 is greedy

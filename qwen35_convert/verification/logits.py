@@ -36,7 +36,7 @@ MEASURED = ("kl_mean", "kl_p999", "top1", "ppl_source", "ppl_artifact", "tokens"
 
 @dataclass(frozen=True, slots=True)
 class LogitsCheck:
-    """On which text (`default`: the bundled one), and what must hold.
+    """A text to predict (`default`: the bundled one), and thresholds.
 
     max_kl    mean KL in nats a token, at most; None: the default for how the artifact is stored
     min_top1  top-1 agreement, at least; None: measured only
