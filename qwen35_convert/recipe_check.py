@@ -22,7 +22,7 @@ from quant.errors import QuantError
 from quant.ggml import codec
 from quant.mix.choose import FILE_TYPES
 from quant.registry import get_scheme, unknown
-from qwen35_convert.errors import Mistake, RecipeError, in_order
+from qwen35_convert.errors import Mistake, Place, RecipeError, in_order
 from qwen35_convert.plain_yaml import Path, Places
 from qwen35_convert.recipe import Recipe
 from qwen35_convert.recipe_files import find_recipe, read_written
@@ -42,7 +42,7 @@ def check_recipe(name: str) -> list[Mistake]:
         path = find_recipe(name)
         written = read_written(path)
     except RecipeError as error:
-        return list(error.mistakes) or [Mistake(error.without_fix())]
+        return list(error.mistakes) or [Mistake(error.without_fix(), Place("--check"))]
     values, places = copy.deepcopy(dict(written.values)), written.places
     recipe, mistakes = _valid_part(values, places)
     if recipe is not None:

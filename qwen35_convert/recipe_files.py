@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from formats.missing import near
 from formats.nearest import nearest
 from qwen35_convert.errors import Mistake, Place, RecipeError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RECIPE_BYTES = 64 << 10
 EXTENDS = "extends"
+FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,10 @@ def find_recipe(name: str) -> Path:
     path = Path(name)
     if _is_file(path):
         return path
+    if path.suffix in FILES:
+        beside = near(path)
+        meant = f", did you mean {str(beside)!r}?" if beside else ""
+        raise RecipeError(f"recipe {name!r} is neither bundled nor a file{meant}")
     raise RecipeError(
         f"recipe {name!r} is neither bundled nor a file"
         + guess(name, bundled)

@@ -162,3 +162,16 @@ def test_an_artifact_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, mo
     assert done.returncode == 3
     assert "models/mien does not exist, expected a folder or a file here" in done.stderr
     assert "such as models/mine; if it is on the hub: qwen35 download models/mien" in done.stderr
+
+
+def test_a_recipe_s_file_that_is_misspelt_is_answered_with_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "ours.yaml").write_text("extends: fp8-block\n")
+    for words in (["convert", "x", "-o", "y", "--recipe"], ["recipes", "--check"]):
+        done = called(*words, "recipes/our.yaml")
+        told = done.stdout + done.stderr
+        assert done.returncode == 2
+        assert "did you mean 'recipes/ours.yaml'?" in told
+        assert "known" not in told
+    assert told.startswith("--check: recipe 'recipes/our.yaml' is neither bundled nor a file")
