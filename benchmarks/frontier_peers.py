@@ -1,6 +1,7 @@
 """AutoRound's and mlx-lm's artifacts of mixed precision, for `benchmarks.frontier --peers`.
 
     PYTHON -m benchmarks.frontier_peers auto-round|mlx SOURCE TEXT OUT [--targets BITS ...]
+                                        [--samples N] [--length N] [--types TYPE ...]
 
 PYTHON has the tool. The text calibrates. Every artifact becomes something that qwen35 opens, in the
 folder OUT; a line for each, with its path and its bytes, is appended to OUT/peers.jsonl.
@@ -11,7 +12,8 @@ folder OUT; a line for each, with its path and its bytes, is appended to OUT/pee
                 folder, and bytes are those of the packed weights
 
 Targets are bits a weight as the tool counts them. What is set beside defaults: no GPU; a tokenizer
-that llama.cpp's converter does not know is called qwen35; sequences of 256 tokens, of 64 for mlx.
+that llama.cpp's converter does not know is called qwen35; 16 sequences of 256 tokens, of 64 for
+mlx, whose delta rule goes token by token, and so do gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import argparse
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-LENGTH, SAMPLES, GROUP = 256, 16, 64
-MLX_LENGTH, MLX_SAMPLES = 64, 16  # its delta rule goes token by token, and so do gradients
+GROUP = 64
 TARGETS = (3.5, 4.5, 5.0, 6.0)
 K_QUANTS = tuple(
     f"gguf:{name}" for name in ("q2_k_s", "q3_k_s", "q4_k_s", "q5_k_s", "q6_k", "q8_0")
@@ -35,7 +37,26 @@ WIDTHS = {3.5: (2, 4), 4.5: (3, 5), 5.0: (4, 5), 6.0: (4, 8)}
 Line = dict[str, Any]
 
 
-def auto_round(source: Path, text: Path, out: Path, targets: list[float]) -> Iterator[Line]:
+@dataclass(frozen=True)
+class Task:
+    """What a tool is asked for: artifacts of each target in `out`, calibrated by sequences."""
+
+    source: Path
+    text: Path
+    out: Path
+    targets: tuple[float, ...]
+    samples: int
+    length: int
+    types: tuple[str, ...]
+
+    def pieces(self) -> list[str]:
+        """Return the text in as many pieces as there are sequences."""
+        text = self.text.read_text()
+        size = len(text) // self.samples
+        return [text[i * size : (i + 1) * size] for i in range(self.samples)]
+
+
+def auto_round(task: Task) -> Iterator[Line]:
     """Quantise to GGUF files, types chosen for each target."""
     import torch
     from auto_round import AutoRound, AutoScheme
@@ -45,48 +66,41 @@ def auto_round(source: Path, text: Path, out: Path, targets: list[float]) -> Ite
     from benchmarks.fourbit_score import load_text_model
 
     base.TextModel.get_vocab_base_pre = lambda *_: "qwen35"
-    folder, calibration = out / source.name, out / "calibration.json"
-    load_text_model(source, torch.bfloat16).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    folder, calibration = task.out / task.source.name, task.out / "calibration.json"
+    load_text_model(task.source, torch.bfloat16).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(task.source)
     tokenizer.save_pretrained(folder)
-    calibration.write_text(json.dumps(_pieces(text.read_text(), SAMPLES)))
-    for target in targets:
+    calibration.write_text(json.dumps(task.pieces()))
+    of_text: dict[str, Any] = {"nsamples": task.samples, "seqlen": task.length}
+    for target in task.targets:
         model = load_text_model(folder, torch.bfloat16)
-        scheme = AutoScheme(target, K_QUANTS, nsamples=SAMPLES, seqlen=LENGTH)
+        scheme = AutoScheme(target, task.types, **of_text)
         peer = AutoRound(
-            model, tokenizer, scheme=scheme, iters=0, dataset=str(calibration), nsamples=SAMPLES,
-            seqlen=LENGTH, device_map="cpu", enable_torch_compile=False,
+            model, tokenizer, scheme=scheme, iters=0, dataset=str(calibration), device_map="cpu",
+            enable_torch_compile=False, **of_text,
         )  # fmt: skip
-        made = out / f"auto-round-{target}"
+        made = task.out / f"auto-round-{target}"
         peer.quantize_and_save(output_dir=str(made), format="gguf:q4_k_m")
         path = next(made.rglob("*.gguf"))
         yield {"name": f"AutoScheme {target:g}", "path": str(path.resolve())}
 
 
-def _pieces(text: str, count: int) -> list[str]:
-    size = len(text) // count
-    return [text[i * size : (i + 1) * size] for i in range(count)]
-
-
-def mlx(source: Path, text: Path, out: Path, targets: list[float]) -> Iterator[Line]:
+def mlx(task: Task) -> Iterator[Line]:
     """Quantise by dynamic_quant for each target, and by each mixed recipe."""
     import mlx.core as mx
     from mlx_lm.convert import QUANT_RECIPES, mixed_quant_predicate_builder
     from mlx_lm.utils import load, quantize_model
 
-    model, tokenizer, config = load(str(source), return_config=True)
-    pieces = (
-        tokenizer.encode(part)[:MLX_LENGTH] for part in _pieces(text.read_text(), MLX_SAMPLES)
-    )
-    data = mx.array(list(pieces))
+    model, tokenizer, config = load(str(task.source), return_config=True)
+    data = mx.array([tokenizer.encode(piece)[: task.length] for piece in task.pieces()])
     for recipe in QUANT_RECIPES:
         rule = mixed_quant_predicate_builder(recipe, model, GROUP)
         made, _ = quantize_model(_copied(model), config, GROUP, None, quant_predicate=rule)
-        yield _decoded(made, recipe, source, out)
-    for target in targets:
+        yield _decoded(made, recipe, task)
+    for target in task.targets:
         low, rule = _dynamic(_copied(model), data, target)
         made, _ = quantize_model(_copied(model), config, GROUP, low, quant_predicate=rule)
-        yield _decoded(made, f"dynamic {target:g}", source, out)
+        yield _decoded(made, f"dynamic {target:g}", task)
 
 
 def _copied(model: Any) -> Any:
@@ -114,12 +128,12 @@ def _dynamic(model: Any, data: Any, target: float) -> tuple[int, Callable[[str, 
     return low, rule
 
 
-def _decoded(model: Any, name: str, source: Path, out: Path) -> Line:
+def _decoded(model: Any, name: str, task: Task) -> Line:
     """Write the source with the values that mlx decodes in place of its own."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    folder = out / f"mlx-{name.replace(' ', '-')}"
+    source, folder = task.source, task.out / f"mlx-{name.replace(' ', '-')}"
     folder.mkdir()
     for file in (*source.glob("*.json"), *source.glob("*.jinja")):
         shutil.copy(file, folder)
@@ -171,7 +185,11 @@ def _values(model: Any) -> Iterator[tuple[str, Any]]:
         yield f"{name}.gate_up_proj", mx.concatenate(both, axis=1)
 
 
-TOOLS = {"auto-round": (auto_round, ("auto-round", "torch")), "mlx": (mlx, ("mlx", "mlx-lm"))}
+# Of each tool the packages, and how long sequences are.
+TOOLS = {
+    "auto-round": (auto_round, ("auto-round", "torch"), 256),
+    "mlx": (mlx, ("mlx", "mlx-lm"), 64),
+}
 
 
 def main() -> None:
@@ -181,12 +199,19 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--targets", type=float, nargs="*", default=list(TARGETS))
+    parser.add_argument("--targets", type=float, nargs="*", default=TARGETS)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--length", type=int, help="of sequences, in tokens")
+    parser.add_argument("--types", nargs="*", default=K_QUANTS, help="that AutoScheme may choose")
     options = parser.parse_args()
-    make, packages = TOOLS[options.tool]
+    make, packages, length = TOOLS[options.tool]
     versions = {name: metadata.version(name) for name in packages}
     options.out.mkdir(parents=True, exist_ok=True)
-    for line in make(options.source, options.text, options.out, options.targets):
+    task = Task(
+        options.source, options.text, options.out, tuple(options.targets), options.samples,
+        options.length or length, tuple(options.types),
+    )  # fmt: skip
+    for line in make(task):
         line |= {"tool": options.tool, "model": options.source.name, "versions": versions}
         with (options.out / "peers.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

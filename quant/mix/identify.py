@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from quant.ggml import codec
 from quant.mix.choose import FILE_TYPES, choose
 from quant.mix.llama_cpp_table import DEFAULTS
-from quant.mix.ours import LADDERS
+from quant.mix.ours_table import FIXED, LADDERS, OWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,27 +36,39 @@ def exact_mixes(
     types: Mapping[str, str], tensors: Sequence[MixTensor], facts: Facts
 ) -> dict[str, int]:
     """Return the mixes, with their file types, that give every tensor the type it has."""
-    named = {mix: number for mix, number in FILE_TYPES.items() if _may_be(mix, types, tensors)}
     return {
         mix: number
-        for mix, number in named.items()
-        if any(chosen == types for chosen in _choices(mix, tensors, facts))
+        for mix, number in FILE_TYPES.items()
+        if any(chosen == types for chosen in _choices(mix, types, tensors, facts))
     }
 
 
-def _may_be(mix: str, types: Mapping[str, str], tensors: Sequence[MixTensor]) -> bool:
-    """Whether a tensor has the mix's own type or our next one, as far as its rows fit them."""
-    own = {MAIN_TYPES[FILE_TYPES[mix]], *LADDERS.get(mix, ())[:2]}
-    fitting = {codec.fallback(type_, tensor.shape[-1]) for tensor in tensors for type_ in own}
-    return not fitting.isdisjoint(types.values())
-
-
-def _choices(mix: str, tensors: Sequence[MixTensor], facts: Facts) -> Iterator[dict[str, str]]:
-    for imatrix in (False, True):
-        for theirs in (True, False):
+def _choices(
+    mix: str, types: Mapping[str, str], tensors: Sequence[MixTensor], facts: Facts
+) -> Iterator[dict[str, str]]:
+    """Yield what a mix chooses by llama.cpp's rules and by ours, where that may be these types."""
+    for theirs in (True, False):
+        if not _may_be(mix, types, tensors, theirs):
+            continue
+        for imatrix in (False, True):
             known = replace(facts, imatrix=imatrix)
             chosen = choose(mix, tensors, known, like_llama_cpp=theirs)
             yield {name: choice.type for name, choice in chosen.items()}
+
+
+def _may_be(
+    mix: str,
+    types: Mapping[str, str],
+    tensors: Sequence[MixTensor],
+    theirs: bool,  # noqa: FBT001 - private
+) -> bool:
+    """Whether a tensor has the mix's own type; by our rules, whether all have types of a ladder."""
+    if theirs or mix not in LADDERS:
+        own = MAIN_TYPES[FILE_TYPES[mix]]
+        return any(codec.fallback(own, t.shape[-1]) == types[t.name] for t in tensors)
+    columns = {tensor.shape[-1] for tensor in tensors}
+    ladder = {codec.fallback(type_, width) for type_ in LADDERS[mix] for width in columns}
+    return set(types.values()) <= {*ladder, *FIXED.values(), OWN[mix]}
 
 
 def may_be_called(number: int, types: Iterable[str]) -> bool:

@@ -1,6 +1,6 @@
 """Costs by role, for a model that was not measured: those of small trained models of the family.
 
-    KL = 1e-3 * sensitivity(kind, first layers or not) / layers of the kind * error(form)
+    KL = 1e-3 * sensitivity(kind, place of the layer) / layers of the kind * error(form)
 
 These are the numbers behind our own mixes (quant.mix.ours), with the errors of schemes beside them.
 They say in which order to spend bytes. How many nats the whole loses is an estimate: no released
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from formats.checkpoint import Checkpoint
 from formats.gguf.names import gguf_name
 from formats.stored import KEEP
-from quant.ggml.codec import POOR_UNWEIGHTED
-from quant.mix.ours import ERROR, is_first, sensitivity_of
+from quant.ggml.codec import POOR_UNWEIGHTED, WEIGHTED_ONLY
+from quant.mix.ours import place_of, sensitivity_of
+from quant.mix.ours_table import ERROR, UNWEIGHTED_ERROR
 from quant.mix.tensors import Facts, MixTensor
 from qwen35_convert.fit.sizes import Sizes, Unit
 from qwen35_convert.planning.plan import Item
@@ -32,8 +33,10 @@ SCHEME_ERROR = {
     KEEP: 0.0,
 }  # fmt: skip
 EXACT = {"bf16": 0.0, "f32": 0.0}
-UNWEIGHTED_ERROR = {"iq3_s": 5.4}
-FORM_ERROR = {type_.lower(): error for type_, error in ERROR.items()} | SCHEME_ERROR | EXACT
+FORM_ERROR, UNWEIGHTED = (
+    {type_.lower(): error for type_, error in errors.items()} | SCHEME_ERROR | EXACT
+    for errors in (ERROR, UNWEIGHTED_ERROR)
+)
 Spot = tuple[str, int]
 
 
@@ -74,11 +77,11 @@ class ByRole:
         """Return the error of a form; what needs an importance has none without."""
         if self.facts.imatrix and unit.role != EMBED:
             return FORM_ERROR.get(form)
-        poor = form.upper() in POOR_UNWEIGHTED
-        return None if poor else (FORM_ERROR | UNWEIGHTED_ERROR).get(form)
+        poor = WEIGHTED_ONLY if self.facts.imatrix else POOR_UNWEIGHTED
+        return None if form.upper() in poor else UNWEIGHTED.get(form)
 
     def _sensitivity(self, kind: str, block: int) -> float:
-        whole = sensitivity_of(kind, self.facts, first=is_first(block, self.facts))
+        whole = sensitivity_of(kind, self.facts, place_of(block, self.facts))
         return whole / self.layers[kind]
 
 

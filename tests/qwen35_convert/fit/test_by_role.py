@@ -49,14 +49,16 @@ def test_the_written_files_have_the_bytes_that_were_planned(zeros, tmp_path, out
     assert sum(file.stat().st_size for file in files) == fitted.nbytes <= fitted.budget
 
 
-def test_more_bytes_cost_less_and_first_layers_more(zeros):
+def test_more_bytes_cost_less_and_first_and_last_layers_more(zeros):
     source, recipe = open_checkpoint(zeros), q.read_recipe("gguf-q4_k_m")
     sizes = sizes_of(source, recipe, Path("m.gguf"), ("q4_k", "q6_k", "iq2_s"))
     costs, units = ByRole.of(source, sizes), {unit.name: unit for unit in sizes.units}
-    first, last = (units[f"blk.{i}.ffn_down{'_exps' if 'experts' in zeros.name else ''}.weight"]
-                   for i in (0, 7))  # fmt: skip
+    first, middle, last = (
+        units[f"blk.{i}.ffn_down{'_exps' if 'experts' in zeros.name else ''}.weight"]
+        for i in (0, 4, 7)
+    )
     assert costs.cost(first, "q4_k") > costs.cost(first, "q6_k") > 0
-    assert costs.cost(first, "q4_k") > costs.cost(last, "q4_k")
+    assert costs.cost(first, "q4_k") > costs.cost(middle, "q4_k") < costs.cost(last, "q4_k")
     assert costs.cost(first, "unknown") is None
     assert costs.cost(first, "iq2_s") is None, "it needs an importance matrix"
 
