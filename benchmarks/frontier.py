@@ -7,12 +7,13 @@
 
     fit        types chosen for each target of bits a weight, by one `qwen35 sensitivity`, for GGUF
     fit-folder the same of compressed-tensors' schemes
+    recipe     the bundled recipes of one compressed-tensors scheme
     mix        the bundled gguf-* recipes
     llama.cpp  llama_model_quantize of the libraries in a folder (see `outside`)
     --peers    lines of `frontier_peers`, whose artifacts are there
 
-Folders keep the embedding in BF16, which is much of a small model: --tools fit-folder is asked for
-with --targets of its own.
+Folders keep the embedding in BF16, which is much of a small model: targets of fit-folder are bits
+of the weights that have a choice.
 
 Sensitivities, the importance matrix and all peers see the calibration text alone. Every artifact is
 opened by qwen35 and run over the other text beside the source, in float32, by one evaluator. Bytes
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
 TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
 MIXES = ("q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs")
+UNIFORM = ("int4", "int4-g32", "nvfp4a16", "mxfp4a16", "fp8-channel", "fp8-block", "int8")
 PACKAGES = ("torch", "gguf")
 Line = dict[str, Any]
 
@@ -98,7 +100,8 @@ class Bench:
             q.sensitivity(self.source, costs, chosen, q.Question(*self.question))
         for bits in targets:
             out = self.work / f"fit-{bits:g}{ending}"
-            goal = q.Goal(bits=bits, table=costs)
+            whole = {"bits": bits} if is_file else {"size": self.room(chosen, bits)}
+            goal = q.Goal(**whole, table=costs)
             try:
                 fitted = q.fit_recipe(self.source, out, goal, chosen).recipe
             except q.RecipeError as error:
@@ -106,6 +109,23 @@ class Bench:
                 continue
             tool = "fit" if is_file else "fit-folder"
             yield Made(tool, f"{bits:g} bits", out, partial(self.convert, fitted))
+
+    def room(self, recipe: Recipe, bits: float) -> int:
+        """Return the bytes of a folder whose weights that have a choice have these bits."""
+        from qwen35_convert.containers.registry import open_checkpoint
+        from qwen35_convert.fit.make import sizes_for
+        from qwen35_convert.fit.question import USUAL
+
+        sizes = sizes_for(open_checkpoint(self.source), recipe, USUAL)
+        return sizes.rest + int(bits / 8 * sum(unit.elements for unit in sizes.units))
+
+    def uniform(self) -> Iterator[Made]:
+        """Yield folders of one scheme."""
+        import qwen35_convert as q
+
+        for name in UNIFORM:
+            recipe = q.read_recipe(name, ["mtp=drop", "vision=drop"])
+            yield Made("recipe", name, self.work / f"recipe-{name}", partial(self.convert, recipe))
 
     def mixes(self) -> Iterator[Made]:
         """Yield the bundled mixes."""
@@ -183,6 +203,8 @@ def every(bench: Bench, options: argparse.Namespace) -> Iterator[Made]:
         yield from bench.fits("gguf-q8_0", ".gguf", options.targets)
     if "fit-folder" in options.tools:
         yield from bench.fits("fp8-block", "", options.targets)
+    if "recipe" in options.tools:
+        yield from bench.uniform()
     if "mix" in options.tools:
         yield from bench.mixes()
     if options.llama_lib:

@@ -16,6 +16,7 @@ Line = dict[str, Any]
 TOOLS = {
     "mix": ("our mixes", "c3"), "llama.cpp": ("llama.cpp's mixes", "c2"),
     "auto-round": ("AutoRound", "c4"), "mlx": ("mlx-lm", "c5"),
+    "recipe": ("our recipes, compressed-tensors", "c6"),
     "fit-folder": ("our fits, compressed-tensors", "c8"), "fit": ("our fits, GGUF", "c1"),
 }  # fmt: skip
 PANEL = Frame(500.0, 420.0, left=62.0, top=66.0, right=14.0, bottom=52.0)

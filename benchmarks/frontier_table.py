@@ -13,7 +13,9 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
-FIT = "fit"
+FIT, FIT_FOLDER = "fit", "fit-folder"
+# Fits of a folder are what folders are beside.
+BESIDE = {"recipe": FIT_FOLDER}
 Line = dict[str, Any]
 
 
@@ -23,10 +25,14 @@ def table(lines: Sequence[Line]) -> str:
     return "\n".join([*_tools(ordered), "", *_artifacts(ordered)])
 
 
-def fit_kl(lines: Sequence[Line], model: str, bits: float) -> float | None:
-    """Return the KL of our fits of a model at a size; None: it is outside them."""
+def fit_kl(lines: Sequence[Line], artifact: Line) -> float | None:
+    """Return the KL of our fits at an artifact's size; None: it is a fit, or outside them."""
+    tool, model, bits = (artifact[key] for key in ("tool", "model", "bits"))
+    if tool in (FIT, FIT_FOLDER):
+        return None
+    fit = BESIDE.get(tool, FIT)
     fits = sorted(
-        (one["bits"], one["kl"]) for one in lines if one["model"] == model and one["tool"] == FIT
+        (one["bits"], one["kl"]) for one in lines if one["model"] == model and one["tool"] == fit
     )
     place = bisect(fits, (bits, 0.0))
     if not 0 < place < len(fits):
@@ -40,7 +46,7 @@ def _tools(lines: Sequence[Line]) -> Iterator[str]:
     yield "| model | tool | artifacts | KL over our fit's: least, median, most | below our fits |"
     yield "|---|---|---|---|---|"
     for (model, tool), group in groupby(lines, key=lambda one: (one["model"], one["tool"])):
-        pairs = [(one["kl"], fit_kl(lines, model, one["bits"])) for one in group if tool != FIT]
+        pairs = [(one["kl"], fit_kl(lines, one)) for one in group]
         ratios = [kl / fit for kl, fit in pairs if fit]
         if ratios:
             told = f"{min(ratios):.2f}, {median(ratios):.2f}, {max(ratios):.2f}"
@@ -52,7 +58,7 @@ def _artifacts(lines: Sequence[Line]) -> Iterator[str]:
     yield "| model | tool | artifact | MB | bits | mean KL | standard error | our fit's |"
     yield "|---|---|---|---|---|---|---|---|"
     for one in lines:
-        fit = None if one["tool"] == FIT else fit_kl(lines, one["model"], one["bits"])
+        fit = fit_kl(lines, one)
         yield (
             f"| {one['model']} | {one['tool']} | {one['name']} | {one['bytes'] / 1e6:.2f} "
             f"| {one['bits']:.2f} | {one['kl']:.4f} | {one['kl_se']:.4f} "
