@@ -265,11 +265,12 @@ def fit_recipe(
     goal    memory of an engine, bytes, or bits of each weight; and by which costs to choose
     recipe  to start from: its layout and rules stay; None: as for `convert`
 
-    RecipeError if nothing is that small.
+    RecipeError if nothing is that small, and for a table of another source's weights.
     """
     from qwen35_convert.fit.base import base_of
     from qwen35_convert.fit.by_role import ByRole
     from qwen35_convert.fit.goal import check_possible, fit_within
+    from qwen35_convert.fit.identity import check_source
     from qwen35_convert.fit.make import make_sensitivity, sizes_for
     from qwen35_convert.fit.sensitivity import read_sensitivity
 
@@ -284,7 +285,9 @@ def fit_recipe(
         return fit_within(opened, sizes, ByRole.of(opened, sizes), goal, path)
     if known is None:
         known = make_sensitivity(opened, origin, chosen, USUAL, path.parent, options)
-    known.check(sizes)
+    else:
+        known.check(sizes)
+        check_source(known, opened, origin, options)
     return fit_within(opened, sizes, known, goal, path)
 
 

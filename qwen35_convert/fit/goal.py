@@ -123,19 +123,25 @@ def check_possible(source: Checkpoint, sizes: Sizes, goal: Goal, out: Path) -> N
 def fit_within(source: Checkpoint, sizes: Sizes, costs: Costs, goal: Goal, out: Path) -> Fitted:
     """Return the recipe of least cost that keeps an artifact at OUT within the goal.
 
+    It costs no more than what the recipe itself gives every unit, if that is within the goal.
     RecipeError if none does: it says the nearest size there is.
     """
-    plan = expect(source, sizes.recipe, out)
-    budget = goal.budget(source, plan)
-    own = planned(sizes, costs) if plan.nbytes <= budget else None
+    budget = goal.budget(source, expect(source, sizes.recipe, out))
+
+    def fitted(choice: Choice) -> Fitted:
+        recipe, note = sizes.recipe_of(choice.forms), NOTE if goal.by_role else ""
+        return Fitted(recipe, expect(source, recipe, out).nbytes, budget, choice.cost, note)
+
+    own = planned(sizes, costs)
+    fits = [one for one in map(fitted, [own] if own else []) if one.nbytes <= budget]
     beside = nearest = 0
     for _ in range(ATTEMPTS):
-        choice: Choice = choose_within(sizes, costs, budget - beside)
-        if own is not None and own.cost < choice.cost and not beside:
-            choice = own
-        recipe = sizes.recipe_of(choice.forms)
-        nearest = expect(source, recipe, out).nbytes
+        choice = choose_within(sizes, costs, budget - beside)
+        found = fitted(choice)
+        nearest = found.nbytes
         if nearest <= budget:
-            return Fitted(recipe, nearest, budget, choice.cost, NOTE if goal.by_role else "")
+            return min(*fits, found, key=lambda one: one.kl) if fits else found
         beside = max(beside, nearest - choice.nbytes)
+    if fits:
+        return fits[0]
     raise RecipeError("the size", f"is {budget:,} bytes", f"{nearest:,}, which is the nearest")

@@ -142,6 +142,8 @@ def read_sensitivity(path: Path) -> Sensitivity:
         got = got or "has a unit without elements, or a kl that is no number of nats"
     if not _has_means(values.get("recipe")):
         got = got or "does not say its recipe"
+    if not _has_files(values.get("source")):
+        got = got or "does not say of which files it is"
     if got:
         expected = f"{SCHEMA} {SCHEMA_VERSION}, as `qwen35 sensitivity` writes it"
         raise RecipeError(f"--sensitivity: {path.name}", got, expected)
@@ -172,6 +174,13 @@ def _well_formed(units: object) -> bool:
 def _has_means(recipe: object) -> bool:
     asked = recipe.get("quantize") if isinstance(recipe, dict) else None
     return isinstance(asked, dict) and {"method", "imatrix"} <= asked.keys()
+
+
+def _has_files(source: object) -> bool:
+    files = source.get("files") if isinstance(source, dict) else None
+    return isinstance(files, dict) and all(
+        isinstance(file, dict) and {"size", "sha256"} <= file.keys() for file in files.values()
+    )
 
 
 def _is_cost(form: object) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import qwen35_convert as q
+from quant.ggml.codec import POOR_UNWEIGHTED, WRITABLE
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.fit.sizes import sizes_of
 from qwen35_convert.serving.memory import memory_needed
+from qwen35_convert.write.digests import sha256_file
 from tests.qwen35_convert.command import called
 
 GGUF = ("q4_0", "q5_0", "q8_0", "bf16")
@@ -32,7 +35,12 @@ def table_for(source, recipe, out, forms, path):
         }
         for unit in sizes.units
     }
+    files = {
+        file.name: {"size": file.stat().st_size, "sha256": sha256_file(file)}
+        for file in sorted(source.iterdir())
+    }
     values = {"schema": "qwen35-sensitivity", "schema_version": 2, "units": units,
+              "source": {"repo": None, "revision": None, "files": files},
               "recipe": checkpoint.recipe.model_dump(mode="json")}  # fmt: skip
     path.write_text(json.dumps(values))
     return path
@@ -113,6 +121,45 @@ def test_a_table_of_other_weights_or_other_means_is_refused(tables, tmp_path, na
     goal = q.Goal(size=3_000_000, table=tables["out"])
     with pytest.raises(q.RecipeError, match="by nearest without an imatrix"):
         q.fit_recipe(nano_path, "out", goal, "int4-gptq")
+
+
+def test_a_table_of_another_model_of_the_same_shapes_is_refused(tables, tmp_path, nano_path):
+    other = shutil.copytree(nano_path, tmp_path / "other")
+    (other / "generation_config.json").write_text('{"temperature": 0.5}\n')
+    file = next(other.glob("*.safetensors"))
+    goal = q.Goal(size=3_000_000, table=tables["m.gguf"])
+    same = q.fit_recipe(nano_path, "m.gguf", goal)
+    assert q.fit_recipe(other, "m.gguf", goal).recipe == same.recipe, "its weights are the same"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(q.RecipeError, match="this source has other values in") as refused:
+        q.fit_recipe(other, "m.gguf", goal)
+    assert "--sensitivity by-role" in str(refused.value)
+    fitted = q.fit_recipe(other, "m.gguf", q.Goal(size=3_000_000, by_role=True))
+    assert fitted.nbytes <= 3_000_000, "costs by role are of no one model"
+    values = json.loads(tables["m.gguf"].read_text())
+    short = tmp_path / "short.json"
+    short.write_text(json.dumps({k: v for k, v in values.items() if k != "source"}))
+    with pytest.raises(q.RecipeError, match="does not say of which files it is"):
+        q.fit_recipe(nano_path, "m.gguf", q.Goal(size=3_000_000, table=short))
+
+
+@pytest.mark.parametrize("mix", ["q4_k_m", "q5_k_m"])
+@pytest.mark.parametrize("more", [0, 1000, 30_000, 200_000])
+def test_a_fit_is_expected_to_lose_no_more_than_the_mix_it_starts_from(
+    tmp_path, nano_path, mix, more
+):
+    recipe = q.read_recipe(f"gguf-{mix}")
+    plan = q.plan(nano_path, recipe, "m.gguf")
+    forms = [name.lower() for name in WRITABLE if name not in POOR_UNWEIGHTED and name != "NVFP4"]
+    table = table_for(nano_path, recipe, "m.gguf", forms, tmp_path / "all.json")
+    units = json.loads(table.read_text())["units"]
+    types = {name: info.dtype.lower() for name, info in plan.tensors.items()}
+    own = sum(unit["forms"][types[name]]["kl"] for name, unit in units.items())
+    fitted = q.fit_recipe(nano_path, "m.gguf", q.Goal(size=plan.nbytes + more, table=table), recipe)
+    assert fitted.kl <= own * (1 + 1e-9)
+    assert fitted.nbytes <= plan.nbytes + more
 
 
 def test_convert_keeps_the_recipe_and_it_gives_the_same_bytes(tables, tmp_path, nano_path):
