@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
 TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
-MIXES = ("q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs")
+MIXES = (
+    "q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs", "iq3_s", "iq2_m", "q2_k",
+)  # fmt: skip
 UNIFORM = ("int4", "int4-g32", "nvfp4a16", "mxfp4a16", "fp8-channel", "fp8-block", "int8")
 PACKAGES = ("torch", "gguf")
 Line = dict[str, Any]
@@ -69,12 +71,14 @@ class Bench:
     """A source, the text to be measured on, and a folder to work in.
 
     question  of sensitivities: the text that calibrates, its chunks, the forms
+    names     of mixes
     """
 
     source: Path
     text: Path
     work: Path
     question: tuple[str, int, tuple[str, ...]]
+    names: Sequence[str] = MIXES
 
     def imatrix(self) -> Path:
         """Return the importance matrix of the calibration text, made once."""
@@ -131,7 +135,7 @@ class Bench:
         """Yield the bundled mixes."""
         import qwen35_convert as q
 
-        for mix in MIXES:
+        for mix in self.names:
             recipe = q.read_recipe(f"gguf-{mix}", self.settings())
             yield Made("mix", mix, self.work / f"mix-{mix}.gguf", partial(self.convert, recipe))
 
@@ -149,7 +153,7 @@ class Bench:
         if not between.exists():
             self.convert(q.read_recipe("gguf-bf16", ["mtp=drop", "vision=drop"]), between)
         about = {"llama.cpp": next(libraries.glob("libllama.*so")).name}
-        for mix in MIXES:
+        for mix in self.names:
             command = partial(quantiser, libraries, between, mix=mix, threads=1,
                               imatrix=self.imatrix())  # fmt: skip
             make = lambda out, command=command: _run(command(out=out))  # noqa: E731
@@ -224,6 +228,7 @@ def main() -> None:
     parser.add_argument("--forms", nargs="*", default=(), help="of fits; none: the usual ones")
     parser.add_argument("--chunks", type=int, default=2, help="of 512 tokens, for sensitivities")
     parser.add_argument("--tools", nargs="*", default=["fit", "mix"])
+    parser.add_argument("--mixes", nargs="+", default=MIXES)
     parser.add_argument("--llama-lib", type=Path, help="folder with libllama.so and libggml.so")
     parser.add_argument("--peers", type=Path, nargs="*", default=[])
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -236,7 +241,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder)
         question = str(options.calibration), options.chunks, tuple(options.forms)
-        bench = Bench(options.source, options.text, work, question)
+        bench = Bench(options.source, options.text, work, question, options.mixes)
         for made in every(bench, options):
             line = measured(bench, made)
             print(json.dumps(line), flush=True)
