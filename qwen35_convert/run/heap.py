@@ -25,3 +25,13 @@ def share_heap(*, mapped_from: int) -> None:
         libc.mallopt(M_MMAP_THRESHOLD, mapped_from)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT)
         libc.mallopt(M_ARENA_MAX, ARENAS)
+
+
+def give_back_heap() -> None:
+    """Give the pages between what is held back to the system: what comes next counts what is left.
+
+    Of a pass over a text 0.18 GB, by 20 ms.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

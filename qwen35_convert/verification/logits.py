@@ -17,7 +17,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.run.heap import share_heap
+from qwen35_convert.run.heap import give_back_heap, share_heap
 from qwen35_convert.text.tokens import DEFAULT, TOKENIZER, text_ids, text_path
 from qwen35_convert.verification.limits import Limits, limits_of
 from qwen35_convert.verification.logits_cache import LogitsCache
@@ -82,6 +82,7 @@ def check_logits(
     rows = token_rows(source, check.text)
     with _kept(source, rows, device, check.cache) as kept:
         report = compare_logits(source, artifact, rows, device=device, kept=kept, progress=progress)
+    give_back_heap()
     limits = limits_of(artifact, check.max_kl, check.min_top1)
     digest = sha256_file(text_path(check.text))
     measured = report.as_dict() | {"text_sha256": digest, "limits": limits.as_dict()}

@@ -200,6 +200,15 @@ def test_a_limit_that_is_not_firm_gives_way(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
 
 
+def test_a_limit_that_is_not_firm_leaves_a_usual_chunk(tmp_path, monkeypatch):
+    """A process that held much before, as a sweep does, does not write in crumbs."""
+    monkeypatch.setattr(memory, "resident", lambda: 700 * MB)
+    source = api.open_source(moe(tmp_path / "in"))[0]
+    plan = api.plan(tmp_path / "in", "fp8-block", tmp_path / "out")
+    share = memory.fit_memory(plan, source, Limit(600 * MB, firm=False), 1, verify=True)
+    assert share.chunk_bytes == memory.CHUNK_BYTES
+
+
 @pytest.mark.parametrize(
     ("out", "recipe"), [("m", "fp8-block"), ("m", "bf16-split"), ("m", "fp8-channel")]
 )
