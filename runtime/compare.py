@@ -2,8 +2,8 @@
 
     relative error after a layer   ||x_artifact - x_source|| / ||x_source||
 
-Both checkpoints are walked layer by layer in step, and the head is applied to a strip of the
-vocabulary at a time: neither is ever in memory whole.
+Both checkpoints are walked layer by layer in step (see alike), and the head is applied to a strip
+of the vocabulary at a time: neither is ever in memory whole.
 
 Shape letters: N sequences, T tokens of each, R = N*T rows, H hidden size, V vocabulary.
 """
@@ -21,6 +21,8 @@ from torch import Tensor
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
+from quant.measure import same_bits
+from runtime.alike import in_step
 from runtime.errors import RequestError
 from runtime.kernels.linear.cpu import times_rows
 from runtime.layerwise import Progress, Walk
@@ -127,7 +129,7 @@ def _compared_layers(
     kinds, device = walks[0].config.layer_types, walks[0].loader.device
     layers: list[LayerError] = []
     ends: tuple[Tensor, ...] = ()
-    steps = zip(kept.streams(walks[0].residuals()), walks[1].residuals(), strict=True)
+    steps = in_step(walks[0], walks[1], kept.streams(walks[0].residuals()))
     for kind in kinds:
         ends = ()  # what the layer before made is not held while this one is computed
         ends = tuple(x.to(device) for x in next(steps))
@@ -147,7 +149,10 @@ def _diverged(
             rows, divergence, x_source, x_artifact = block
             columns = slice(divergence.first, divergence.first + len(source))
             logits = kept.logits(rows, columns, lambda: times_rows(x_source, source))
-            divergence.take(logits.to(x_artifact.device), times_rows(x_artifact, artifact))
+            logits = logits.to(x_artifact.device)
+            alike = same_bits(x_source, x_artifact) and same_bits(source, artifact)
+            other = logits.clone() if alike else times_rows(x_artifact, artifact)
+            divergence.take(logits, other)
 
         walks[0].workers.run(take, blocks)
     return [divergence for _, divergence, *_ in blocks]
