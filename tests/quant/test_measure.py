@@ -5,7 +5,7 @@ from math import inf, isnan, nan, sqrt
 import pytest
 import torch
 
-from quant.measure import Error, bound, measure
+from quant.measure import Error, bound, measure, same_bits
 
 
 def test_measure_counts_what_its_fields_say():
@@ -89,3 +89,23 @@ def test_reports_show_six_digits():
         "zeros": 5,
         "zero_rows": 0,
     }
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 4097])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_bits_are_the_same_wherever_they_begin_and_however_many(count, dtype):
+    """By words where that goes, else by bytes: one bit anywhere is found."""
+    rows = torch.arange(3 + count).to(dtype)
+    one, other = rows[3:], rows.clone()[3:]
+    assert same_bits(one, other)
+    for place in {0, count // 2, count - 1} if count else ():
+        changed = other.clone()
+        changed.view(torch.uint8)[place] += 1
+        assert not same_bits(one, changed)
+    assert not same_bits(one, one[None])
+
+
+def test_bits_are_not_values():
+    assert same_bits(torch.full((4,), nan), torch.full((4,), nan))
+    assert not same_bits(torch.zeros(2), -torch.zeros(2))
+    assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.int32))

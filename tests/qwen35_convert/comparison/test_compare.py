@@ -7,6 +7,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
 from qwen35_convert import api
@@ -135,6 +136,61 @@ def test_a_wrong_artifact_fails_the_comparison_and_is_on_the_page(nano_path, tex
     assert done.returncode == 1
     assert "FAILED: wrong: " in done.stdout
     assert "Not verified" in page.read_text()
+
+
+def broken(path, what):
+    """Break a copy of an artifact: NaN in its scales, or another tokenizer."""
+    if what == "NaN":
+        (weights,) = path.glob("*.safetensors")
+        tensors = load_file(weights)
+        name = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.weight_scale"))
+        tensors[name][3] = float("nan")
+        save_file(tensors, weights, metadata={"format": "pt"})
+    else:
+        tokenizer = json.loads((path / "tokenizer.json").read_text())
+        vocabulary = tokenizer["model"]["vocab"]
+        one, other = list(vocabulary)[300:302]
+        vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+        (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize("receipt", [True, False], ids=["ours", "anybody's"])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("NaN", "layers.1.mlp.up_proj.weight_scale"),
+        ("tokenizer", "tokenizer.json"),
+    ],
+)
+def test_nan_or_another_tokenizer_is_a_row_that_failed(
+    nano_path, text, tmp_path, what, says, receipt
+):
+    """The others are measured, and table, page, CSV and JSON are made."""
+    api.convert(nano_path, tmp_path / "right", "int4", NO_PROOF)
+    shutil.copytree(tmp_path / "right", tmp_path / "wrong")
+    broken(tmp_path / "wrong", what)
+    if not receipt:
+        (tmp_path / "wrong" / "qwen35-receipt.json").unlink()
+    names = [tmp_path / "wrong", tmp_path / "right"]
+    files = ["--html", tmp_path / "page.html", "--csv", tmp_path / "table.csv"]
+    words = ["compare", *names, "--against", nano_path, "--text", text, *files, "--json", "-q"]
+    done = called(*words)
+    assert done.returncode == 1, done.stderr
+    rows = {one["name"]: one for one in json.loads(done.stdout)["artifacts"]}
+    assert rows["right"]["passed"]
+    assert rows["right"]["frontier"]
+    assert not rows["wrong"]["passed"]
+    assert not rows["wrong"]["frontier"]
+    assert any(says in failure["tensor"] for failure in rows["wrong"]["failures"])
+    assert (rows["wrong"]["kl_mean"] is None) == (what == "NaN")
+    page = (tmp_path / "page.html").read_text()
+    assert "Not verified" in page
+    assert says in page
+    with (tmp_path / "table.csv").open() as file:
+        assert {row["name"]: row["passed"] for row in csv.DictReader(file)} == {
+            "right": "True",
+            "wrong": "False",
+        }
 
 
 def test_an_artifact_that_read_the_text_before_is_named(nano_path, text, tmp_path):
