@@ -77,7 +77,12 @@ def check_candidates(
 
 
 def _check_model(one: Candidate, source: Checkpoint) -> None:
-    """Refuse an artifact of another model, or the source itself. FormatError, RecipeError."""
+    """Refuse an artifact of another model, one that does not run here, and the source itself.
+
+    FormatError, RecipeError.
+    """
+    from runtime.kernels.attention.frequencies import check_rope
+
     artifact = open_checkpoint(one.path)
     whole, original = (container_of(side).whole(side).resolve() for side in (artifact, source))
     if whole == original:
@@ -85,3 +90,8 @@ def _check_model(one: Candidate, source: Checkpoint) -> None:
     other = wrong_source(artifact, source)
     if other is not None:
         raise FormatError(str(one.path), f"belongs to another model: {other.problem}")
+    try:
+        check_rope(artifact.config.rope)
+    except FormatError as error:
+        error.subject = f"{one.path}: {error.subject}"
+        raise
