@@ -24,8 +24,8 @@ from runtime.layerwise import Walk
 
 def in_step(
     source: Walk, artifact: Walk, streams: Iterable[Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the residual streams [T, H] of source and artifact after each layer.
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Yield the residual streams [T, H] of both after each layer, and whether it was run once.
 
     streams  of the source, wherever they are
     """
@@ -34,7 +34,7 @@ def in_step(
     for i, stream in enumerate(streams):
         alike = alike and _same_layer(source, artifact, i)
         x_TH = stream.to(artifact.loader.device) if alike else artifact.layer(i, x_TH)
-        yield stream, x_TH
+        yield stream, x_TH, alike
 
 
 def _same_config(source: Walk, artifact: Walk) -> bool:

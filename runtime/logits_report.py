@@ -27,11 +27,15 @@ MEAN_TOKENS = 128
 
 @dataclass(frozen=True)
 class LayerError:
-    """How far the residual stream of the artifact is from its source's after a layer."""
+    """How far the residual stream of the artifact is from its source's after a layer.
+
+    shared  it holds the source's numbers and got its stream, so it was not run again
+    """
 
     layer: int
     kind: str
     relative_error: float
+    shared: bool = False
 
 
 @dataclass(frozen=True)

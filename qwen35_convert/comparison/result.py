@@ -52,6 +52,11 @@ class Entry:
         """The error of the residual stream after each layer."""
         return self.report.logits["layers"] if self.report.logits else ()
 
+    @property
+    def num_shared(self) -> int:
+        """How many layers hold the source's numbers, got its stream and were not run again."""
+        return sum(layer["shared"] for layer in self.layers)
+
     def worst(self, count: int = WORST) -> list[dict[str, Any]]:
         """Return the quantised tensors with the largest relative error, that first."""
         lines = [line for line in self.report.tensors if "relative_rms" in line]
@@ -77,6 +82,7 @@ class Entry:
         """Return everything, as `compare --json` prints it."""
         return self.figures() | {
             "calibrated_on_text": self.calibrated,
+            "calibration": self.report.calibration,
             "schemes": self.report.schemes,
             "layers": list(self.layers),
             "by_role": [one.as_dict() for one in self.report.by_role],

@@ -33,6 +33,8 @@ SIZE = (
     "and MTP."
 )
 PROOF = "Verified: the artifact was reopened and every tensor compared with the source."
+BOUNDS = "bounds"  # a calibration that was not run again
+JUDGED = "calibrated weights were judged by what any encoder of their scheme may do."
 UNMEASURED = "Predictions were not measured; verify --level logits measures them."
 
 
@@ -99,10 +101,23 @@ def basis(comparison: Comparison) -> Iterator[Node]:
     shown = sentences if measured else [sentences[0]]
     passed = sum(one.report.passed for one in comparison.entries)
     shown += [SIZE, f"{PROOF} {passed} of {len(comparison.entries)} passed."]
+    shown += _proofs(comparison)
     for sentence in filter(None, shown):
         yield element("p", sentence)
     names = ", ".join(f"{name} {number}" for name, number in comparison.versions.items())
     yield element("p", f"Made with {names}.", class_="versions")
+
+
+def _proofs(comparison: Comparison) -> Iterator[str]:
+    """Say where less was computed than for the others, and what was checked instead."""
+    for one in comparison.entries:
+        if one.num_shared:
+            yield (
+                f"{one.name}: {one.num_shared} of {len(one.layers)} layers hold the source's own "
+                "weights. These were compared bit for bit, and the layers run once for both."
+            )
+        if (one.report.calibration or {}).get("proof") == BOUNDS:
+            yield f"{one.name}: {JUDGED}"
 
 
 def _source(comparison: Comparison) -> str:

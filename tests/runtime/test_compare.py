@@ -211,7 +211,7 @@ def test_the_report_is_plain_json(pair):
     report = compared(source, artifact, ids)
     read = json.loads(json.dumps(report.as_dict()))
     assert read.keys() == {field.name for field in dataclasses.fields(report)}
-    assert read["layers"][1].keys() == {"layer", "kind", "relative_error"}
+    assert read["layers"][1].keys() == {"layer", "kind", "relative_error", "shared"}
 
 
 def test_progress_names_every_layer(pair):

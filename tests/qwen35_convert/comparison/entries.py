@@ -44,7 +44,8 @@ def entry(name: str, size: int, kl: float | None, *, error: float = 0.03) -> Ent
 
 def logits(kl: float) -> dict:
     layers = [
-        {"layer": i, "kind": kind, "relative_error": kl * (i + 1)} for i, kind in enumerate(KINDS)
+        {"layer": i, "kind": kind, "relative_error": kl * (i + 1), "shared": not kl}
+        for i, kind in enumerate(KINDS)
     ]
     return {
         "kl_mean": kl, "kl_stderr": kl / 20, "kl_median": kl / 2, "kl_p999": kl * 30,

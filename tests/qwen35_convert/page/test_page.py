@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree as Xml
 
@@ -201,6 +202,15 @@ def test_thirty_artifacts_and_sixty_four_layers_are_a_page_of_some_size():
 
 def test_pages_do_not_depend_on_pages_before():
     assert page_html(several()) == page_html(several())
+
+
+def test_where_less_was_computed_the_page_says_what_was_checked_instead():
+    judged = entry("int4-gptq", 500, 0.1)
+    judged = replace(judged, report=replace(judged.report, calibration={"proof": "bounds"}))
+    page = page_html(compared(entry("bf16-split", 2000, 0.0), judged, entry("int4", 600, 0.2)))
+    assert "bf16-split: 4 of 4 layers hold the source's own weights." in unescape(page)
+    assert "int4-gptq: calibrated weights were judged by what any encoder" in page
+    assert page.count("calibrated weights were judged") == 1
 
 
 def test_the_calibrated_are_named_on_the_page():
