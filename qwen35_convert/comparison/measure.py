@@ -52,6 +52,16 @@ class Measuring:
         for i, one in enumerate(candidates, 1):
             say(f"{i} of {len(candidates)}: {one.name}")
             yield self._made(one) if one.recipe else self._measured(one)
+            self._loosen_limit()
+
+    def _loosen_limit(self) -> None:
+        """Let no limit of memory refuse what comes after a pass over the text.
+
+        What a pass loads stays, and it has held more than what is converted within a limit.
+        """
+        limit = self.options.memory_limit
+        if limit is not None:
+            self.options = replace(self.options, memory_limit=replace(limit, firm=False))
 
     def _made(self, one: Candidate) -> Entry:
         """Convert by a recipe and measure what comes of it."""

@@ -14,6 +14,7 @@ from qwen35_convert import api
 from qwen35_convert.comparison import measure
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.errors import OutputError, RecipeError
+from qwen35_convert.run import memory
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.write import digests
@@ -113,6 +114,24 @@ def test_every_file_is_hashed_once(nano_path, text, tmp_path, monkeypatch):
     assert found.passed
     assert len(hashed) == len(set(hashed))
     assert {path.parent for path in hashed} > {nano_path}
+
+
+def test_a_limit_of_memory_refuses_at_once_or_not_at_all(
+    nano_path, text, tmp_path, monkeypatch, layers_read
+):
+    """What a pass over the text loads stays in the process, and counts when the next is made."""
+    monkeypatch.setattr(memory, "resident", lambda: (900 if layers_read else 400) * 10**6)
+
+    def swept(megabytes):
+        limit = api.Limit(megabytes * 10**6)
+        options = api.RunOptions(workers=1, memory_limit=limit)
+        folders, recipes = api.Folders(tmp_path), ["int8", "bf16-split"]
+        return api.compare(nano_path, recipes, text=text, folders=folders, options=options)
+
+    with pytest.raises(RecipeError, match="--memory-limit is 420 MB"):
+        swept(420)
+    assert not layers_read
+    assert swept(520).passed
 
 
 def test_artifacts_of_recipes_are_kept_on_request(nano_path, text, tmp_path):
