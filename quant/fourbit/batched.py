@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quant.fourbit.calibrate import PASSES, SWEPT_AGAIN, Grid, best_of, grids_of
+from quant.fourbit.calibrate import Grid, best_of
 from quant.fourbit.parts import GLOBAL, SCALE
+from quant.fourbit.passes import PASSES, choose
 from quant.fourbit.rows import Rows, nearest
 from quant.importance import FLOOR, NOTHING
 
@@ -118,81 +119,83 @@ def _weigh_errors(w_NK: Tensor, weights_EK: Tensor, grid: Grid, bits: int) -> Te
     return missed.square_().mul_(weight).sum(-1).view(-1)
 
 
+def best_steps(w_NK: Tensor, weights_EK: Tensor, steps_CB: Tensor, bits: int) -> Tensor:
+    """Return of each group the step with the least weighted error, [B], the first if several."""
+    zero = torch.zeros_like(steps_CB[0])
+    return sweep(w_NK, weights_EK, (Grid(d, zero, d) for d in steps_CB), bits).step
+
+
 def choose_units(
     w_NK: Tensor,
     grid: Grid,
     factors: Factors,
     bits: int,
     *,
-    tried: Sequence[Tensor] = (),
+    tried: Tensor | None = None,
     passes: int = PASSES,
 ) -> tuple[Tensor, Tensor]:
     """Return units, float32 [E N, K], and the steps that they belong to, [B].
 
     w_NK    rows of all matrices
-    tried   steps [B] among which some are searched for again; none: whole numbers' alone change
+    tried   steps [C, B] among which each is searched for again; None: whole numbers' alone change
     passes  0: GPTQ alone, under the steps that are given
     """
     matrices, columns = factors.order.shape
     w = w_NK.to(torch.float32, copy=True).reshape(matrices, -1, columns)
     d, zero = (x.clone().view(*w.shape[:2], -1) for x in (grid.step, grid.zero))
-    rows = Rows(w, d, zero, torch.empty_like(w), bits, tuple(x.view(d.shape) for x in tried))
+    among = None if tried is None else tried.view(-1, *d.shape)
+    rows = Rows(w, d, zero, torch.empty_like(w), bits, among)
     if factors.outputs is None:
-        _choose(rows, factors, passes)
+        choose(rows, ManyMatrices(factors), passes)
     else:
         _choose_in_slices(rows, factors, factors.outputs, passes)
     return rows.units.view(w_NK.shape), rows.d.view(-1)
 
 
-def _choose(rows: Rows, factors: Factors, passes: int) -> None:
-    feed_back(rows, factors)
-    for done in range(passes):
-        if done in SWEPT_AGAIN and rows.tried:
-            sweep_again(rows, factors)
-        settle(rows, factors)
-
-
 def _choose_in_slices(rows: Rows, factors: Factors, outputs: Outputs, passes: int) -> None:
     for part, share in outputs.slices():
         some = rows.part(part)
-        _choose(some, factors, passes)
+        choose(some, ManyMatrices(factors), passes)
         rows.units[:, part], rows.d[:, part] = some.units, some.d
         rows.w[:, part.stop :] -= share @ some.left
 
 
-def feed_back(rows: Rows, factors: Factors) -> None:
-    """Fill in the units that GPTQ chooses."""
-    order, upper = factors.order, factors.upper
-    group_EK = (order // rows.group).int()
-    w = rows.w.gather(2, order[:, None].expand(rows.w.shape))
-    ordered = replace(rows, w=w, units=torch.empty_like(w))
-    for first, missed in rows.blocks():
-        stop = first + missed.shape[-1]
-        factors.blocks.walk(ordered, upper, group_EK, first, missed)
-        w[..., stop:].baddbmm_(missed, upper[:, first:stop, stop:], alpha=-1)
-    back = order.argsort(1)[:, None].expand(w.shape)
-    torch.gather(ordered.units, 2, back, out=rows.units)
+@dataclass(frozen=True, slots=True)
+class ManyMatrices:
+    """Walks rows of several matrices, where they are."""
 
+    factors: Factors
 
-def sweep_again(rows: Rows, factors: Factors) -> None:
-    """Choose steps by what each weight should be, given all others; units stay near."""
-    known = weights_of(factors.diagonal)
-    wanted = rows.values + _slope(rows, factors) / known[:, None]
-    rows.take(sweep(wanted.flatten(0, 1), known, grids_of(rows), rows.bits).step)
+    def feed_back(self, rows: Rows) -> None:
+        """Fill in the units that GPTQ chooses."""
+        order, upper = self.factors.order, self.factors.upper
+        group_EK = (order // rows.group).int()
+        w = rows.w.gather(2, order[:, None].expand(rows.w.shape))
+        ordered = replace(rows, w=w, units=torch.empty_like(w))
+        for first, missed in rows.blocks():
+            stop = first + missed.shape[-1]
+            self.factors.blocks.walk(ordered, upper, group_EK, first, missed)
+            w[..., stop:].baddbmm_(missed, upper[:, first:stop, stop:], alpha=-1)
+        back = order.argsort(1)[:, None].expand(w.shape)
+        torch.gather(ordered.units, 2, back, out=rows.units)
 
+    def slope(self, rows: Rows) -> Tensor:
+        """Return (w - q) H of the damped Hessians, float32 [E, N, K]."""
+        missed = rows.left
+        return (missed * self.factors.added[:, None, None]).baddbmm_(missed, self.factors.hessian)
 
-def _slope(rows: Rows, factors: Factors) -> Tensor:
-    """Return (w - q) H of the damped Hessians, float32 [E, N, K]."""
-    missed = rows.left
-    return (missed * factors.added[:, None, None]).baddbmm_(missed, factors.hessian)
+    def settle(self, rows: Rows, slope: Tensor) -> None:
+        """Choose each unit again, and steps of whole numbers in groups of up to a block."""
+        hessian, added = self.factors.hessian, self.factors.added
+        for first, moved in rows.blocks():
+            stop = first + moved.shape[-1]
+            self.factors.blocks.settle(rows, slope, hessian, added, first, moved)
+            slope.baddbmm_(moved, hessian[:, first:stop], alpha=-1)
+            slope[..., first:stop] -= moved * added[:, None, None]
 
-
-def settle(rows: Rows, factors: Factors) -> None:
-    """Choose each unit again, and steps of whole numbers in groups of up to a block."""
-    hessian, added = factors.hessian, factors.added
-    slope = _slope(rows, factors)
-    for first, moved in rows.blocks():
-        stop = first + moved.shape[-1]
-        factors.blocks.settle(rows, slope, hessian, added, first, moved)
-        slope.baddbmm_(moved, hessian[:, first:stop], alpha=-1)
-        slope[..., first:stop] -= moved * added[:, None, None]
+    def better_steps(self, rows: Rows, slope: Tensor) -> Tensor:
+        """Return the best of `rows.tried` for what each weight should be given all others, [B]."""
+        assert rows.tried is not None, "steps are searched for among some"
+        known = weights_of(self.factors.diagonal)
+        wanted = (rows.values + slope / known[:, None]).flatten(0, 1)
+        return best_steps(wanted, known, rows.tried.flatten(1), rows.bits)

@@ -19,6 +19,7 @@ Shape letters: N rows, K columns, G groups of g columns in a row, B = N G groups
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,11 +27,12 @@ import torch
 
 from quant.fourbit import walk
 from quant.fourbit.cpu import grouped
+from quant.fourbit.passes import PASSES, choose
 from quant.fourbit.rows import BLOCK, Rows
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
 
 # Rows that are walked together: the factor is read once for all of them.
 ROWS = 256
-# How often every code is chosen again, and after how many of these times steps are, too.
-PASSES = 6
-SWEPT_AGAIN = (1, 3)
 
 
 class Grid(NamedTuple):
@@ -114,102 +113,94 @@ def weigh_errors(w_NK: Tensor, weights_K: Tensor, grid: Grid, bits: int) -> Tens
     return out
 
 
+def best_steps(w_NK: Tensor, weights_K: Tensor, steps_CB: Tensor, bits: int) -> Tensor:
+    """Return of each group the step with the least weighted error, [B], the first if several."""
+    w_Bg = grouped(w_NK.float(), w_NK.numel() // steps_CB.shape[1])
+    out = torch.empty(len(w_Bg))
+    weight = weights_K.reshape(-1, w_Bg.shape[1])
+    arrays = (x.contiguous().numpy() for x in (w_Bg, weight, steps_CB))
+    walk.best_steps(*arrays, _end(bits), out.numpy())
+    return out
+
+
 def choose_units(
     w_NK: Tensor,
     grid: Grid,
     factor: Factor,
     bits: int,
     *,
-    tried: Sequence[Tensor] = (),
+    tried: Tensor | None = None,
     passes: int = PASSES,
 ) -> tuple[Tensor, Tensor]:
     """Return units, float32 [N, K], and the steps that they belong to, [B].
 
-    tried   steps [B] among which some are searched for again; none: whole numbers' alone change
+    tried   steps [C, B] among which each is searched for again; None: whole numbers' alone change
     passes  0: GPTQ alone, under the steps that are given
     """
     factor, shape = factor.on_cpu(), (len(w_NK), -1)
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
-    units, steps = torch.empty(w_NK.shape), tuple(x.view(step.shape) for x in tried)
+    among = None if tried is None else tried.view(-1, *step.shape)
+    units, walker = torch.empty(w_NK.shape), OneMatrix(factor)
     if factor.outputs is None:
+        whole = Rows(w_NK, step, zero, units, bits, among)
         for first in range(0, len(w_NK), ROWS):
-            part = slice(first, first + ROWS)
-            w, d, shift, out = (x[part] for x in (w_NK, step, zero, units))
-            own = tuple(x[part] for x in steps)
-            _choose(Rows(w.float().contiguous(), d, shift, out, bits, own), factor, passes)
+            rows = whole.part(slice(first, first + ROWS))
+            rows.w = rows.w.float()
+            choose(rows, walker, passes)
         return units, step.view(-1)
-    rows = Rows(w_NK.to(torch.float32, copy=True).contiguous(), step, zero, units, bits, steps)
+    rows = Rows(w_NK.to(torch.float32, copy=True).contiguous(), step, zero, units, bits, among)
     for part, share in factor.outputs.slices():
         some = rows.part(part)
-        _choose(some, factor, passes)
+        choose(some, walker, passes)
         walk.subtract(rows.w[part.stop :].numpy(), share.numpy(), some.left.numpy(), 0, 0)
     return units, step.view(-1)
 
 
-def _choose(rows: Rows, factor: Factor, passes: int) -> None:
-    feed_back(rows, factor)
-    for done in range(passes):
-        if done in SWEPT_AGAIN and rows.tried:
-            sweep_again(rows, factor)
-        settle(rows, factor)
+@dataclass(frozen=True, slots=True)
+class OneMatrix:
+    """Walks rows of one matrix on the CPU."""
 
+    factor: Factor
 
-def stored_of(candidates: Iterable[Grid], step_B: Tensor) -> Tensor:
-    """Return what a file holds of steps that are among these candidates."""
-    return best_of(candidates, lambda grid: (grid.step != step_B).float()).stored
+    def feed_back(self, rows: Rows) -> None:
+        """Fill in the units that GPTQ chooses."""
+        order, upper = self.factor.order, self.factor.upper.numpy()
+        group_K = order // rows.group
+        ordered = rows.w[:, order], rows.d[:, group_K], rows.zero[:, group_K]
+        w, d, zero = (x.contiguous().numpy() for x in ordered)
+        units = torch.empty(rows.w.shape)
+        for first, missed in rows.blocks():
+            moved = missed.numpy()
+            walk.walk_block(w, d, zero, upper, _end(rows.bits), first, units.numpy(), moved)
+            walk.subtract(w, moved, upper, first, first + moved.shape[1])
+        rows.units.index_copy_(1, order, units)
 
+    def slope(self, rows: Rows) -> Tensor:
+        """Return (w - q) H of the damped Hessian, float32 [N, K]."""
+        missed = rows.values - rows.w
+        slope = missed * -self.factor.added
+        for first, moved in rows.blocks():
+            moved.copy_(missed[:, first : first + BLOCK])
+            walk.subtract(slope.numpy(), moved.numpy(), self.factor.hessian.numpy(), first, 0)
+        return slope
 
-def sweep_again(rows: Rows, factor: Factor) -> None:
-    """Choose steps by what each weight should be, given all others; units stay near."""
-    known = weights_of(factor.diagonal)
-    wanted = rows.values + _slope(rows, factor) / known
-    rows.take(sweep(wanted, known, grids_of(rows), rows.bits).step)
+    def settle(self, rows: Rows, slope: Tensor) -> None:
+        """Choose each unit again, and steps of whole numbers in groups of up to a block."""
+        hessian, added = self.factor.hessian.numpy(), np.float32(self.factor.added)
+        units, d, zero, pull = (x.numpy() for x in (rows.units, rows.d, rows.zero, slope))
+        for first, moved in rows.blocks():
+            walk.settle_block(
+                units, d, zero, pull, hessian, added, _end(rows.bits), first, rows.group,
+                rows.refit, moved.numpy(),
+            )  # fmt: skip
+            walk.subtract(pull, moved.numpy(), hessian, first, 0)
+            slope[:, first : first + BLOCK] -= moved * self.factor.added
 
-
-def grids_of(rows: Rows) -> Iterator[Grid]:
-    """Yield the candidates of all groups, by their steps alone."""
-    zero = rows.zero.reshape(-1)
-    for step in rows.tried:
-        yield Grid(step.reshape(-1), zero, step.reshape(-1))
-
-
-def feed_back(rows: Rows, factor: Factor) -> None:
-    """Fill in the units that GPTQ chooses."""
-    order, upper = factor.order, factor.upper.numpy()
-    group_K = order // rows.group
-    ordered = rows.w[:, order], rows.d[:, group_K], rows.zero[:, group_K]
-    w, d, zero = (x.contiguous().numpy() for x in ordered)
-    units = torch.empty(rows.w.shape)
-    for first, missed in rows.blocks():
-        moved = missed.numpy()
-        walk.walk_block(w, d, zero, upper, _end(rows.bits), first, units.numpy(), moved)
-        walk.subtract(w, moved, upper, first, first + moved.shape[1])
-    rows.units.index_copy_(1, order, units)
-
-
-def settle(rows: Rows, factor: Factor) -> None:
-    """Choose each unit again, and steps of whole numbers in groups of up to a block."""
-    slope = _slope(rows, factor)
-    hessian, added = factor.hessian.numpy(), np.float32(factor.added)
-    arrays = (x.numpy() for x in (rows.units, rows.d, rows.zero, slope))
-    units, d, zero, pull = arrays
-    for first, moved in rows.blocks():
-        walk.settle_block(
-            units, d, zero, pull, hessian, added, _end(rows.bits), first, rows.group,
-            rows.refit, moved.numpy(),
-        )  # fmt: skip
-        walk.subtract(pull, moved.numpy(), hessian, first, 0)
-        slope[:, first : first + BLOCK] -= moved * factor.added
-
-
-def _slope(rows: Rows, factor: Factor) -> Tensor:
-    """Return (w - q) H of the damped Hessian, float32 [N, K]."""
-    missed = rows.values - rows.w
-    slope = missed * -factor.added
-    for first, moved in rows.blocks():
-        moved.copy_(missed[:, first : first + BLOCK])
-        walk.subtract(slope.numpy(), moved.numpy(), factor.hessian.numpy(), first, 0)
-    return slope
+    def better_steps(self, rows: Rows, slope: Tensor) -> Tensor:
+        """Return the best of `rows.tried` for what each weight should be given all others, [B]."""
+        assert rows.tried is not None, "steps are searched for among some"
+        known = weights_of(self.factor.diagonal)
+        return best_steps(rows.values + slope / known, known, rows.tried.flatten(1), rows.bits)
 
 
 def _end(bits: int) -> np.float32:

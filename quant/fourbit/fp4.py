@@ -89,24 +89,23 @@ class Fp4(Usual):
         """Return the nearest codes under the scales of the largest weights, or calibrated ones."""
         import torch
 
-        from quant.fourbit.calibrate import stored_of
+        from quant.fourbit.calibrate import Grid
         from quant.fourbit.place import place_of
 
         place, chooser = place_of(factor)
         low, high = place.extremes(w_NK, self.group)
         scale, step = self.scales(low.neg().maximum(high), prepared)
-        weights = importance if factor is None else factor.diagonal
-        w_Bg = place.grouped(w_NK, self.group)
-        if weights is not None:
-            known = chooser.weights_of(weights)
-            grid = chooser.sweep(w_NK, known, self.candidates(scale, prepared), 0)
-            if factor is None:
-                step, _, scale = grid
-            else:
-                tried = [each.step for each in self.candidates(scale, prepared)]
-                units, step = chooser.choose_units(w_NK, grid, factor, 0, tried=tried)
-                scale = stored_of(self.candidates(scale, prepared), step)
-                w_Bg, step = place.grouped(units, self.group), torch.ones_like(step)
+        w_Bg, near = place.grouped(w_NK, self.group), self.candidates(scale, prepared)
+        if factor is not None:
+            tried = torch.stack([each.step for each in near])
+            known = chooser.weights_of(factor.diagonal)
+            step = chooser.best_steps(w_NK, known, tried, 0)
+            grid = Grid(step, torch.zeros_like(step), step)
+            units, step = chooser.choose_units(w_NK, grid, factor, 0, tried=tried)
+            scale = self.stored(step, prepared)
+            w_Bg, step = place.grouped(units, self.group), torch.ones_like(step)
+        elif importance is not None:
+            step, _, scale = chooser.sweep(w_NK, chooser.weights_of(importance), near, 0)
         packed = place.encode_e2m1(w_Bg, step).view(len(w_NK), -1)
         return {PACKED: packed, SCALE: scale.view(len(w_NK), -1)}
 
@@ -116,6 +115,10 @@ class Fp4(Usual):
 
     def candidates(self, scale_B: Tensor, prepared: Tensor | None) -> Iterator[Grid]:
         """Yield scales near these, theirs first."""
+        raise NotImplementedError
+
+    def stored(self, step_B: Tensor, prepared: Tensor | None) -> Tensor:
+        """Return what is stored for groups with steps that are among the candidates."""
         raise NotImplementedError
 
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:

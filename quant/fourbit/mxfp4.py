@@ -52,6 +52,12 @@ class Mxfp4(Fp4):
             step = _power(stored)
             yield Grid(step, torch.zeros_like(step), stored)
 
+    def stored(self, step_B: Tensor, _prepared: Tensor | None) -> Tensor:
+        """Return the exponents of steps."""
+        import torch
+
+        return (step_B.view(torch.int32) >> 23).byte()
+
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return 2^(scale - 127)."""
         return _power(rows[SCALE])

@@ -164,6 +164,14 @@ class Nvfp4(Fp4):
             scale = code.view(torch.float8_e4m3fn)
             yield Grid(self._step(scale, prepared), none, scale)
 
+    def stored(self, step_B: Tensor, prepared: Tensor | None) -> Tensor:
+        """Return the E4M3 scales of steps: rounding a quotient once does not hide them."""
+        import torch
+
+        assert prepared is not None, "the scale of the matrix comes first"
+        scale = step_B / prepared if self.spelling.multiplies else step_B * prepared
+        return scale.to(torch.float8_e4m3fn)
+
     def steps(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the scales of groups over, or times, the global scale."""
         return self._step(rows[SCALE], rows[GLOBAL].float())

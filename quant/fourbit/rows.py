@@ -1,6 +1,6 @@
 """Rows of a weight while codes are chosen for them, and the blocks of columns they are walked in.
 
-Shape letters: N rows, K columns, G groups of a row, b columns of a block.
+Shape letters: N rows, K columns, G groups of a row, b columns of a block, C candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rows:
     zero   float32 [N, G]
     units  float32 [N, K], decoded weights over their steps
     bits   of whole numbers; 0: E2M1
-    tried  float32 [N, G] each, steps among which some are searched for again; none: they stay
+    tried  float32 [C, N, G], steps among which each is searched for again; None: they stay
     """
 
     w: Tensor
@@ -35,7 +35,7 @@ class Rows:
     zero: Tensor
     units: Tensor
     bits: int
-    tried: tuple[Tensor, ...] = ()
+    tried: Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -73,7 +73,7 @@ class Rows:
         """Return some of the rows; of one matrix they are these very ones."""
         tensors = (self.w, self.d, self.zero, self.units)
         w, d, zero, units = (x[..., rows, :].contiguous() for x in tensors)
-        tried = tuple(step[..., rows, :] for step in self.tried)
+        tried = None if self.tried is None else self.tried[..., rows, :]
         return Rows(w, d, zero, units, self.bits, tried)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:

@@ -1,6 +1,7 @@
 """The loops of the scale search and of GPTQ, compiled by numba.
 
     weigh_errors  what nearest codes lose of each group, by the weights of the columns
+    best_steps    of each group the step, among several, under which they lose least
     walk_block    GPTQ within a block of columns: nearest codes, what they lose moved on
     settle_block  each code of a block again, given all others; steps too
     subtract      what a block lost or changed, moved into other columns
@@ -44,21 +45,43 @@ def nearest(y, zero, end):
 @loop
 def weigh_errors(w, weight, d, zero, end, out):
     """Fill out [B] with sums of weight (w - q)^2, w float32 [B, g], weight [G, g]; 16 divides g."""
-    group, groups = u64(w.shape[1]), u64(weight.shape[0])
-    errors, lanes = np.empty(group, np.float32), np.empty(LANES, np.float32)
+    groups = u64(weight.shape[0])
+    errors = np.empty(w.shape[1], np.float32)
     for b in range(u64(w.shape[0])):
-        step, shift, row = d[b], zero[b], u64(b % groups)
-        for j in range(group):
-            missed = f32(w[b, j] - f32(nearest(f32(w[b, j] / step), shift, end) * step))
-            errors[j] = f32(f32(missed * missed) * weight[row, j])
+        out[b] = _group_error(w[b], weight[u64(b % groups)], d[b], zero[b], end, errors)
+
+
+@loop
+def best_steps(w, weight, steps, end, out):
+    """Fill out [B] with those of steps [C, B] that have the least errors, the first if several."""
+    groups = u64(weight.shape[0])
+    errors = np.empty(w.shape[1], np.float32)
+    for b in range(u64(w.shape[0])):
+        least = f32(np.inf)
+        out[b] = steps[0, b]
+        for c in range(u64(steps.shape[0])):
+            row = weight[u64(b % groups)]
+            error = _group_error(w[b], row, steps[c, b], f32(0), end, errors)
+            if error < least:
+                least, out[b] = error, steps[c, b]
+
+
+@inline
+def _group_error(w, weight, step, zero, end, errors):
+    """Return the sum of weight (w - q)^2 of a group; errors [g] is room for its terms."""
+    group, total = u64(w.shape[0]), f32(0)
+    lanes = np.empty(LANES, np.float32)
+    for j in range(group):
+        missed = f32(w[j] - f32(nearest(f32(w[j] / step), zero, end) * step))
+        errors[j] = f32(f32(missed * missed) * weight[j])
+    for i in range(LANES):
+        lanes[i] = errors[i]
+    for start in range(LANES, group, LANES):
         for i in range(LANES):
-            lanes[i] = errors[i]
-        for start in range(LANES, group, LANES):
-            for i in range(LANES):
-                lanes[i] += errors[u64(start + i)]
-        out[b] = f32(0)
-        for i in range(LANES):
-            out[b] += lanes[i]
+            lanes[i] += errors[u64(start + i)]
+    for i in range(LANES):
+        total += lanes[i]
+    return total
 
 
 @loop

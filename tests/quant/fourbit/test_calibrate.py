@@ -15,6 +15,7 @@ from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL
+from quant.fourbit.rows import Rows
 from quant.fp8.scheme import BLOCKS
 from quant.registry import SCHEMES
 from quant.scheme import Choices
@@ -22,6 +23,7 @@ from quant.stored import each_row
 
 ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))
 FORMS = (NVFP4, MXFP4, INT4, ASYMMETRIC, INT8)
+E2M1 = (NVFP4, NVFP4.in_dialect("modelopt"), MXFP4)
 METHODS = ("sweep", "gptq")
 # Codes that llm-compressor 0.14.0.1 gives (`quantize_weight`, static order, blocks of 128, damping
 # 0.01 of the mean) with steps of 2^-8: four rows of int4 in groups of 32, plus 8, and of NVFP4.
@@ -255,9 +257,47 @@ def test_steps_that_are_searched_for_again_leave_less_error(scheme, seed):
     tried = list(scheme.candidates(scale, prepared))
     grid = calibrate.sweep(w, calibrate.weights_of(known.diagonal), tried, 0)
     damped, losses = h + known.added * torch.eye(256), []
-    for among in ((), [each.step for each in tried]):
+    for among in (None, torch.stack([each.step for each in tried])):
         units, d = calibrate.choose_units(w, grid, known, 0, tried=among)
         losses.append(loss(w, units * d.view(16, -1).repeat_interleave(group, 1), damped))
     assert losses[1] < losses[0]
     stored = encoded(scheme, w, "gptq", h)[1]
     assert loss(w, stored, damped) == pytest.approx(losses[1], rel=1e-4)
+
+
+@schemes
+def test_settling_keeps_slopes_up_to_date(scheme):
+    w, known, group = weight(8, 16, 256), factor(hessian(8, 256)), 16 if scheme is NVFP4 else 32
+    step = torch.full((16, 256 // group), 0.0078125)
+    zero, bits = torch.zeros_like(step), getattr(scheme, "bits", 0)
+    rows = Rows(w.float(), step, zero, torch.empty(16, 256), bits)
+    walker = calibrate.OneMatrix(known)
+    walker.feed_back(rows)
+    slope = walker.slope(rows)
+    for _ in range(3):
+        walker.settle(rows, slope)
+    assert torch.allclose(
+        slope, walker.slope(rows), rtol=1e-3, atol=1e-5 * float(slope.abs().max())
+    )
+
+
+@pytest.mark.parametrize("scheme", E2M1, ids=lambda scheme: scheme.label)
+def test_a_step_says_what_is_stored_of_it(scheme):
+    w = weight(9, 64, 256)
+    w[3] = 0
+    low, high = cpu.extremes(w, scheme.group)
+    prepared = scheme.prepare(iter([w]))
+    for grid in scheme.candidates(scheme.scales(low.neg().maximum(high), prepared)[0], prepared):
+        found = scheme.stored(grid.step, prepared)
+        assert torch.equal(found.view(torch.uint8), grid.stored.view(torch.uint8))
+
+
+@pytest.mark.parametrize("scheme", E2M1, ids=lambda scheme: scheme.label)
+def test_the_best_steps_are_those_of_a_sweep(scheme):
+    w, known = weight(10, 16, 256), hessian(10, 256).diagonal()
+    low, high = cpu.extremes(w, scheme.group)
+    prepared = scheme.prepare(iter([w]))
+    near = list(scheme.candidates(scheme.scales(low.neg().maximum(high), prepared)[0], prepared))
+    expected = calibrate.sweep(w, known, near, 0).step
+    tried = torch.stack([grid.step for grid in near])
+    assert torch.equal(calibrate.best_steps(w, known, tried, 0), expected)
