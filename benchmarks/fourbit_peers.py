@@ -12,7 +12,7 @@ to run at all without a GPU:
     llm-compressor  pins memory always, which needs a GPU; asks for a processor, which needs images
     auto-round      takes a source with image settings for one to be given images; turns a mask of
                     ones into one that attention layers do not take, so it gets none; torch.compile
-                    takes longer than all the rest
+                    takes longer than all the rest; NVFP4 is exported with scales of its inputs
     modelopt        rounds to NVFP4 and MXFP4 on a GPU only; its tensor class for files does NVFP4
 """
 
@@ -107,7 +107,7 @@ def _decompressed(folder: Path) -> Weights:
 
 
 ROUND: dict[str, dict[str, Any]] = {
-    "nvfp4a16": {"scheme": "NVFP4", "act_bits": 16},
+    "nvfp4a16": {"scheme": "NVFP4"},
     "mxfp4a16": {"scheme": "MXFP4", "act_bits": 16},
     "int4": {"scheme": "W4A16"}, "int8": {"scheme": "INT8"},
     "int4-g32": {"scheme": "W4A16", "group_size": 32, "sym": False},
@@ -132,6 +132,10 @@ def auto_round(job: Job) -> Weights:
             ignore_layers="lm_head,in_proj_a,in_proj_b", enable_torch_compile=False,
             **ROUND[job.scheme],
         )  # fmt: skip
+        if job.scheme == "nvfp4a16":
+            peer.quantize_and_save(output_dir=text_only + "/made", format="llm_compressor")
+            (config,) = Path(text_only, "made").rglob("config.json")
+            return _decompressed(config.parent)
         return _changed(own, peer.quantize()[0])
 
 
