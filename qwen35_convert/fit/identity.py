@@ -15,7 +15,7 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.sensitivity import Sensitivity
 from qwen35_convert.options import RunOptions
-from qwen35_convert.progress import items_bar, quiet
+from qwen35_convert.progress import items_bar
 from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.receipt import Origin
 
@@ -57,7 +57,7 @@ def _hashed(
 ) -> dict[str, dict[str, Any]]:
     with (
         Digests(options.threads(streamed=False)) as digests,
-        items_bar(len(paths), "hash", "file") if options.progress else quiet() as advance,
+        items_bar(len(paths), "hash", "file", shown=options.progress) as advance,
     ):
         digests.begin(path for name, path in paths.items() if name not in origin.known)
         here: dict[str, dict[str, Any]] = {}

@@ -14,6 +14,7 @@ from qwen35_convert import api
 from qwen35_convert.comparison import measure
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.errors import OutputError, RecipeError
+from qwen35_convert.options import Limit
 from qwen35_convert.run import memory
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification.logits import LogitsCheck
@@ -123,7 +124,7 @@ def test_a_limit_of_memory_refuses_at_once_or_not_at_all(
     monkeypatch.setattr(memory, "resident", lambda: (900 if layers_read else 400) * 10**6)
 
     def swept(megabytes):
-        limit = api.Limit(megabytes * 10**6)
+        limit = Limit(megabytes * 10**6)
         options = api.RunOptions(workers=1, memory_limit=limit)
         folders, recipes = api.Folders(tmp_path), ["int8", "bf16-split"]
         return api.compare(nano_path, recipes, text=text, folders=folders, options=options)
