@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as Xml
 
 from formats.errors import Qwen35Error
-from qwen35_convert.durable import check_replaced
+from qwen35_convert.durable import check_replaced, save_file
 from qwen35_convert.errors import OutputError
 from qwen35_convert.heads import TEST_CASES
 from qwen35_convert.options import LEVELS
@@ -49,9 +49,11 @@ class Results:
     def write(self, path: Path) -> None:
         """Write the file, and the folders it goes into. OutputError if that fails."""
         check_replaced(path, TEST_CASES.encode())
+        if path.is_file() or not path.exists():
+            save_file(path, self.xml())
+            return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.xml())
+            path.write_bytes(self.xml())  # a pipe, or /dev/stdout
         except OSError as error:
             raise OutputError(f"--junit {path}", f"cannot be written: {error.strerror}") from None
 

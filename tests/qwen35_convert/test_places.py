@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 
 import pytest
 
 from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import OutputError
+from qwen35_convert.junit import Case, Results
 from tests.qwen35_convert.command import called
 
 # Each with the file that it writes at the end.
@@ -133,3 +135,30 @@ def test_an_empty_template_is_refused(here):
     done = called("convert", "nano", "-o", "out", "--chat-template", "empty.jinja", "-q")
     assert done.returncode == 2
     assert "empty.jinja is empty" in done.stderr
+
+
+def test_test_cases_stay_as_they_were_where_the_new_ones_cannot_be_written(tmp_path, monkeypatch):
+    path, results = tmp_path / "cases.xml", Results("verify", "x")
+    results.write(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("qwen35_convert.durable.os.pwrite", full)
+    results.cases.append(Case("structure", "names"))
+    with pytest.raises(OutputError, match="No space left on device"):
+        results.write(path)
+    assert contents(tmp_path) == {path: before}
+
+
+@pytest.mark.parametrize("out", ["out", "out.gguf", "a/b/out"])
+def test_a_disk_that_is_too_small_leaves_nothing(here, monkeypatch, out):
+    usage = shutil.disk_usage(here)._replace(free=1000)
+    monkeypatch.setattr("qwen35_convert.write.sink.shutil.disk_usage", lambda _: usage)
+    before = sorted(here.rglob("*"))
+    done = called("convert", "nano", "-o", out, "-q")
+    assert done.returncode == 4
+    assert "has 1000 bytes free on its disk" in done.stderr
+    assert "nothing was written" in done.stderr
+    assert sorted(here.rglob("*")) == before
