@@ -116,7 +116,7 @@ def _parse(raw: Mapping[str, Any]) -> AdapterConfig:
     return AdapterConfig(
         r=_rank("r", raw.get("r", 8)),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
-        rslora=raw.get("use_rslora") is True,
+        rslora=bool(raw.get("use_rslora")),  # as peft asks
         ranks={key: _rank(key, value) for key, value in _patterns(raw, "rank_pattern")},
         alphas={key: _alpha(key, value) for key, value in _patterns(raw, "alpha_pattern")},
         saved=_names(raw, "modules_to_save"),
