@@ -159,6 +159,6 @@ def test_a_disk_that_is_too_small_leaves_nothing(here, monkeypatch, out):
     before = sorted(here.rglob("*"))
     done = called("convert", "nano", "-o", out, "-q")
     assert done.returncode == 4
-    assert "has 1000 bytes free on its disk" in done.stderr
+    assert "has 1,000 bytes free on its disk" in done.stderr
     assert "nothing was written" in done.stderr
     assert sorted(here.rglob("*")) == before
