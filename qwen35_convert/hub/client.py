@@ -190,6 +190,10 @@ class Hub:
                 f"HF_HUB_OFFLINE=1 uses the cache{local}",
             ),
         )
+        if isinstance(error, OSError) and error.filename:
+            place = f"{error.filename}: {error.strerror}"
+            fix = "choose another folder: -o, or HF_HOME for the cache"
+            return FetchError(f"{what} cannot be saved", place, "a folder to write to", fix)
         return FetchError(*next(row[1:] for row in rows if isinstance(error, row[0])))
 
 

@@ -82,7 +82,7 @@ def fetch(
         try:
             return download.run()
         except FetchError as error:
-            error.left = download.left()
+            error.left = error.left if error.left != NOTHING else download.left()
             raise
 
 
@@ -122,7 +122,8 @@ def _refuse_foreign(folder: Path, entries: Mapping[str, Entry]) -> None:
             continue
         if path.is_file() and (wrong := measure(path, entry)[1]):
             remedy = "move it away, or choose another folder"
-            raise FetchError(f"{path} is not an unmodified download", *wrong, remedy)
+            what = f"{path} is not an unmodified download"
+            raise FetchError(what, *wrong, remedy, left="no file there was changed")
 
 
 def _check_all(entries: Mapping[str, Entry], get: Callable[[str], tuple[Path, bool]]) -> Files:

@@ -314,8 +314,9 @@ def test_a_users_own_file_is_not_replaced(hub: Hub, sha: str, tmp_path: Path, ed
     own.parent.mkdir(exist_ok=True)
     own.write_bytes(b"{my own}")
     os.utime(own, (2**31, 2**31))
-    with pytest.raises(FetchError, match="not an unmodified download"):
+    with pytest.raises(FetchError, match="not an unmodified download") as caught:
         fetch(REPO, to=own.parent, progress=False)
+    assert caught.value.left == "no file there was changed"
     assert own.read_bytes() == b"{my own}"
 
 
@@ -392,6 +393,17 @@ def test_a_full_disk_is_seen_before_the_download(hub: Hub, sha: str, monkeypatch
     with pytest.raises(FetchError, match=r"too small(.|\n)*5000 bytes"):
         fetch(REPO, progress=False)
     assert hub.got() == [INDEX]
+
+
+@pytest.mark.parametrize("to", ["file/folder", None])
+def test_a_folder_that_cannot_be_written_is_named(hub: Hub, sha: str, tmp_path, monkeypatch, to):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
+    with pytest.raises(FetchError, match="cannot be saved") as caught:
+        fetch(REPO, to=to and tmp_path / to, progress=False)
+    assert str(tmp_path / "file") in caught.value.got
+    assert "choose another folder" in caught.value.fix
+    assert caught.value.left == "nothing was written"
 
 
 def test_no_connection_is_said_after_the_tries(hub: Hub, naps, monkeypatch):
