@@ -10,8 +10,10 @@ without a tensor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from formats.family.activation_scales import (
     activation_notes,
@@ -210,9 +212,12 @@ def _from_mlx(held: Mapping[str, TensorInfo]) -> Problem:
 
 
 def _quantized(atoms: Mapping[str, Atom]) -> str | None:
-    """Name the form of the quantised weights, by the first of them; None: there are none.
+    """Name the form that most quantised weights have, by their elements; None: there are none.
 
     An embedding is passed over: files of other types often have it in one of its own.
     """
-    first = (a for a in atoms.values() if a.quantized and not ROLES[a.role].gathered)
-    return next((atom.form.label for atom in first), None)
+    sizes: Counter[str] = Counter()
+    for atom in atoms.values():
+        if atom.form.label is not None and not ROLES[atom.role].gathered:
+            sizes[atom.form.label] += prod(atom.shape)
+    return next((label for label, _ in sizes.most_common(1)), None)

@@ -148,6 +148,13 @@ def test_a_quantised_file_goes_back_to_bf16_by_default(tmp_path, nano):
     assert api.verify(tmp_path / "back").passed
 
 
+def test_a_mix_is_called_by_the_type_of_most_of_its_weights(tmp_path, nano):
+    """The first weight of this mix is Q8_0; rows of 128 columns have Q5_0 for Q4_K."""
+    out = tmp_path / "m.gguf"
+    api.convert(nano, out, mix("q4_k_m"), options=api.RunOptions(verify=False))
+    assert api.inspect(out).quantization == "GGUF with Q5_0"
+
+
 def test_a_gguf_source_can_be_quantised_to_fp8(tmp_path, nano):
     source = made(tmp_path / "in", nano)
     api.convert(source, tmp_path / "m.gguf", mix("bf16"), options=api.RunOptions(verify=False))
