@@ -32,8 +32,10 @@ def template_override(path: Path) -> str:
     """Return the override of a recipe that a file with a chat template is."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"--chat-template: {path} cannot be read as UTF-8: {error}") from None
+    except OSError as error:
+        raise RecipeError(f"--chat-template: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"--chat-template: {path} is not UTF-8: {error.reason}") from None
     if not text.strip():
         raise RecipeError(f"--chat-template: {path}", "is empty", "a Jinja template")
     if len(text) > MAX_TEMPLATE:

@@ -31,6 +31,7 @@ from qwen35_convert.hub.files import (
     measure,
     needed,
     read_weight_map,
+    side_files,
 )
 
 if TYPE_CHECKING:
@@ -194,6 +195,8 @@ class _Download:
         """Download and check; then note in the cache which commit the branch was."""
         listed, commit, repo = self.listing.entries, self.listing.commit, self.hub.repo
         remedy = f"see {self.hub.page(commit)}"
+        if self.to:  # before the index is fetched, which would replace one
+            _refuse_foreign(self.to, {name: listed[name] for name in side_files(listed)})
         names = self.kind.needed(repo, listed, self._weight_map(), remedy)
         entries = {name: listed[name] for name in names}
         if self.to:

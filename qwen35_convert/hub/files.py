@@ -108,8 +108,12 @@ def needed(
     if missing:
         got = "no " + ", ".join(missing[:3]) + (" ..." if missing[3:] else "")
         raise FetchError(f"{repo} is incomplete", got, "config.json and all weights", remedy)
-    side = (name for name in names if _is_side(name) and not name.endswith((*WEIGHTS, ".py")))
-    return sorted(side) + shards
+    return side_files(names) + shards
+
+
+def side_files(names: Collection[str]) -> list[str]:
+    """Return the files of `names` that are read whatever the weights are, the index among them."""
+    return sorted(n for n in names if _is_side(n) and not n.endswith((*WEIGHTS, ".py")))
 
 
 def _is_side(name: str) -> bool:

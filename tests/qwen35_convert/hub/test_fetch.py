@@ -320,6 +320,20 @@ def test_a_users_own_file_is_not_replaced(hub: Hub, sha: str, tmp_path: Path, ed
     assert own.read_bytes() == b"{my own}"
 
 
+@pytest.mark.parametrize("own", [INDEX, "config.json", SHARDS[0]])
+def test_a_folder_with_a_model_of_the_user_s_keeps_every_file(hub: Hub, sha: str, tmp_path, own):
+    """The index is fetched first of all: it must not replace another model's."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    before = {INDEX: b"{my index}", own: b"{my own}"}
+    for name, content in before.items():
+        (folder / name).write_bytes(content)
+    with pytest.raises(FetchError, match="not an unmodified download"):
+        fetch(REPO, to=folder, progress=False)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not hub.got()
+
+
 def test_a_copied_folder_is_taken_as_it_is(hub: Hub, sha: str, tmp_path: Path):
     (tmp_path / "out").mkdir()
     files = checkpoint()
