@@ -128,7 +128,7 @@ class Bench:
         import qwen35_convert as q
 
         for name in UNIFORM:
-            recipe = q.read_recipe(name, ["mtp=drop", "vision=drop"])
+            recipe = q.read_recipe(name, ["mtp=drop"])
             yield Made("recipe", name, self.work / f"recipe-{name}", partial(self.convert, recipe))
 
     def mixes(self) -> Iterator[Made]:

@@ -12,7 +12,8 @@ loss, and Q5_K or Q6_K to the head.
 
 What the delta rule compounds (ssm_alpha, ssm_beta) is F32: llama.cpp rounds the other factor to the
 weight's type, so BF16 would not do. The MTP head's entry is Q8_0, and the rest of its block is
-treated as one more layer. The tables are in `ours_table`.
+treated as one more layer, but never below the mix's own type: the model's KL does not show what it
+loses, and llama.cpp's importance matrices do not know it. The tables are in `ours_table`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _hulls(
     hulls = []
     for tensor in free:
         place = place_of(tensor.block, facts)
-        key = tensor.kind, place, tensor.shape
+        key = tensor.kind, place, tensor.shape, tensor.block < facts.num_layers
         if key not in alike:
             loss = sensitivity_of(tensor.kind, facts, place) / max(1, layers[tensor.kind])
             alike[key] = hull(_options(mix, tensor, facts, loss))
@@ -104,8 +105,9 @@ def _hulls(
 def _options(mix: str, tensor: MixTensor, facts: Facts, loss: float) -> list[Option]:
     """Return the types that a tensor may have; `loss` is that of an error of 1."""
     place, columns = place_of(tensor.block, facts), tensor.shape[-1]
-    errors = ERROR if facts.imatrix and tensor.kind != EMBEDDING else UNWEIGHTED_ERROR
-    allowed = _ladder(mix, tensor.kind, place, imatrix=facts.imatrix)
+    weighed = facts.imatrix and tensor.block < facts.num_layers
+    errors = ERROR if weighed and tensor.kind != EMBEDDING else UNWEIGHTED_ERROR
+    allowed = _ladder(mix, tensor.kind, place, imatrix=weighed)
     types = dict.fromkeys(codec.fallback(type_, columns) for type_ in allowed)
     return [Option(_nbytes(tensor, type_), loss * errors[type_], type_) for type_ in types]
 
