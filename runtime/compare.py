@@ -132,8 +132,9 @@ def _compared_layers(
     steps = in_step(walks[0], walks[1], kept.streams(walks[0].residuals()))
     for kind in kinds:
         ends = ()  # what the layer before made is not held while this one is computed
-        *streams, shared = next(steps)
-        ends = tuple(x.to(device) for x in streams)
+        *made, shared = next(steps)
+        ends = tuple(x.to(device) for x in made)
+        made.clear()
         layers.append(LayerError(len(layers), kind, _relative_error(*ends), shared))
         progress(f"layer {len(layers)} of {len(kinds)}")
     return tuple(layers), ends
