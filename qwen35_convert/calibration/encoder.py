@@ -4,7 +4,7 @@ A Hessian rests on as many directions as there were tokens, the rest is damping.
 tokens than a quarter of its columns a weight gets `sweep`, which needs their mean squares alone;
 with none it gets `nearest`.
 
-What is added to the residual stream is encoded by what the next layer makes of it, too, see
+What is added to the residual stream is encoded by what reads it next, too, see `runtime.stream` and
 `quant.fourbit.outputs`: of such a weight all rows are encoded in one go.
 
 On a GPU experts' weights are encoded together, see `together`; what needs no Hessian goes to the
@@ -23,8 +23,8 @@ from formats.family.roles import EXPERT
 from qwen35_convert.calibration.digest import Digest
 from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
+from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.together import Parts, Together
-from qwen35_convert.planning.calibrated import adds_to_stream
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.threads import each
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.fourbit.hessian import Factor
-    from quant.fourbit.outputs import Outputs
     from runtime.hessian import Sums
 
 # Tokens that a Hessian needs, as a part of its columns.
@@ -47,7 +46,7 @@ class Encoder:
     """Encodes a layer's items by the sums of their inputs, as these are complete.
 
     encode  called on threads with the number of an item, and what it is to be encoded with
-    stream  how rows make up for one another that are added to the residual stream
+    streams  how rows make up for one another that are added to the residual stream
     """
 
     plan: Plan
@@ -58,7 +57,7 @@ class Encoder:
     prepared: Preparation
     stage: str
     items: Sequence[int]
-    stream: Outputs | None = None
+    streams: Streams
     numbers: dict[str, int] = field(init=False)
     experts: set[str] = field(init=False)
 
@@ -67,7 +66,7 @@ class Encoder:
         self.numbers = {atom.name: index for index, atom in atoms.items()}
         self.experts = {atom.name for atom in atoms.values() if atom.role == EXPERT}
         self._seen, self._digest = Seen(self.stage), Digest()
-        for share in self.stream.shares if self.stream else ():
+        for share in self.streams.shares():
             self._digest.add(share)
         self._together = Together(
             self.source, self.prepared, self.device, self.workers, self._encode_parts
@@ -123,8 +122,7 @@ class Encoder:
         if method == GPTQ:
             made = factor(sums.values.div_(sums.count))
             self._digest.add(made.upper)
-            coupled = adds_to_stream(sums.names[0])
-            return None, replace(made, outputs=self.stream) if coupled else made
+            return None, replace(made, outputs=self.streams.outputs(sums.names[0]))
         squares = sums.values if sums.values.dim() == 1 else sums.values.diagonal()
         return (squares / sums.count).cpu(), None
 

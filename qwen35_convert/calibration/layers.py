@@ -2,7 +2,7 @@
 
     sums_i = inputs of the source's layer i on x_i        x_i+1 = layer i, as it is stored, on x_i
 
-Of what layer i adds to the stream an error counts by what the source's layer i+1 makes of it.
+Of what layer i adds to the stream an error counts by what the source makes of it next.
 
 Weights of an input are encoded as soon as its last token has been seen; then its sums are
 forgotten. So are layers: those of the artifact are read back from what was written, which is also
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from qwen35_convert.calibration.encoder import Encode, Encoder
 from qwen35_convert.calibration.seen import Seen
+from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import stages
 from qwen35_convert.planning.plan import Plan
@@ -29,7 +30,6 @@ from qwen35_convert.run.worker import Preparation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quant.fourbit.outputs import Outputs
     from runtime.layerwise import Walk
 
 MAPPED_FROM = 4 << 20  # memory is counted piece by piece, so larger ones are given back
@@ -100,7 +100,7 @@ class _Walked:
             self.x, self.at = self.stored.layer(i, self.x), i + 1
         encoder = Encoder(layers.plan, layers.source, layers.encode, layers.workers, layers.device,
                           self.prepared, stage, items,
-                          self._stream(int(number) if in_model else None))  # fmt: skip
+                          self._streams(int(number) if in_model else None))  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
         tokens = texts.tokens if in_model else texts.tokens - len(texts.ids)
         self.observer = Hessians(
@@ -112,11 +112,7 @@ class _Walked:
             self.observed.mtp(self.stored.hidden(self.x))
         return encoder.close()
 
-    def _stream(self, layer: int | None) -> Outputs | None:
+    def _streams(self, layer: int | None) -> Streams:
         """Return how rows make up for one another that are added to the stream in a layer."""
-        from quant.fourbit.outputs import outputs
-        from runtime.stream import readers_gram
-
-        if self.layers.plan.recipe.quantize.method != GPTQ:
-            return None
-        return outputs(readers_gram(self.observed, layer))
+        gptq = self.layers.plan.recipe.quantize.method == GPTQ
+        return Streams.of(self.observed, layer) if gptq else Streams()

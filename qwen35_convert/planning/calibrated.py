@@ -20,8 +20,9 @@ from qwen35_convert.recipe_parts import NEAREST
 
 # What a walk through the layers runs: the text model's, and the first of the MTP head.
 STAGE = re.compile(r"(layers\.\d+|mtp\.layers\.0)\.")
-# Linears of a layer whose outputs are added to the residual stream.
-STREAM = frozenset({"o_proj", "out_proj", "down_proj"})
+# Linears of a layer whose outputs are added to the residual stream: those of its mixer, and all.
+MIXED = frozenset({"o_proj", "out_proj"})
+STREAM = MIXED | {"down_proj"}
 Written = tuple[Atom, Scheme]
 
 
