@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from formats.tensor import DTYPE_BYTES
+from quant.fourbit.ggml_codes import GgmlCodes
+from quant.fourbit.ggml_grids import CODES
 from quant.fourbit.ggml_nvfp4 import TYPE, GgmlNvfp4, recognise_nvfp4
 from quant.ggml.scheme import Ggml
 
@@ -15,20 +18,35 @@ if TYPE_CHECKING:
     from formats.tensor import TensorInfo
 
 
-def ggml_type(name: str) -> Ggml:
-    """Return the scheme in which a type is written."""
-    return GgmlNvfp4() if name == TYPE else Ggml(name)
+# The key under which a file says how its codes were found, and what it says where GPTQ chose them.
+METHOD, FED_BACK = "quantize.calibrate.method", "gptq"
 
 
+def ggml_type(name: str, *, fed_back: bool = False) -> Ggml:
+    """Return the scheme in which a type is written.
+
+    fed_back  whether its codes make up for each other's errors, where it has such
+    """
+    if name == TYPE:
+        return GgmlNvfp4()
+    return GgmlCodes(name, fed_back=fed_back) if name in CODES else Ggml(name)
+
+
+@dataclass(frozen=True, slots=True)
 class GgmlTypes:
-    """Recognises every type that a GGUF file may have."""
+    """Recognises every type that a GGUF file may have.
+
+    fed_back  whether the metadata say that codes make up for each other's errors
+    """
+
+    fed_back: bool = False
 
     def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
         """Yield every tensor of floats or of ggml's blocks."""
         beside = set()
         weights = []
         for name, info in infos.items():
-            form = Ggml(info.dtype)
+            form = ggml_type(info.dtype, fed_back=self.fed_back)
             if info.dtype == TYPE:
                 weights.append(recognise_nvfp4(name, infos))
                 beside |= {part.name for part in weights[-1].parts[1:]}
@@ -40,6 +58,6 @@ class GgmlTypes:
         """Return None: what is neither is no weight."""
         return None
 
-    def told(self, _block: Mapping[str, Any]) -> GgmlTypes:
-        """Return itself: every tensor says its type."""
-        return self
+    def told(self, block: Mapping[str, Any]) -> GgmlTypes:
+        """Return it as it finds weights beside these metadata, by key."""
+        return GgmlTypes(self.fed_back or block.get(METHOD) == FED_BACK)

@@ -126,6 +126,11 @@ class Scheme(StoredForm, Recogniser, Protocol):
         """Whether `encode` takes the importance of a text's inputs, and their Hessian's factor."""
         ...
 
+    @property
+    def together(self) -> bool:
+        """Whether `encode` takes `quant.fourbit.batched.Factors` of many matrices, on a GPU."""
+        ...
+
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the stored tensors of a weight of this name; the first has the weight's rows."""
         ...

@@ -37,6 +37,11 @@ class Usual:
         return False
 
     @property
+    def together(self) -> bool:
+        """Whether a GPU encodes many matrices in one go: those that are calibrated."""
+        return self.calibrated
+
+    @property
     def bounded(self) -> bool:
         """Whether `compare` can tell right rows from wrong ones."""
         return True

@@ -22,7 +22,6 @@ from qwen35_convert.recipe_mistakes import explain
 from qwen35_convert.recipe_parts import (
     FORMATS,
     MAX_GLOB,
-    NEAREST,
     NO_CACHE,
     BenchSweep,
     Export,
@@ -70,13 +69,7 @@ class Recipe(Section):
         if not form.mixes and (self.quantize.mix != "ours" or self.quantize.imatrix):
             mixing = " or ".join(name for name, form in FORMATS.items() if form.mixes)
             raise ValueError(f"quantize.mix and quantize.imatrix are for export.format {mixing}")
-        if not form.calibrates and self.quantize.method != NEAREST:
-            raise ValueError(
-                f"quantize.method is {self.quantize.method}, but export.format {name} takes what a "
-                "text says of its columns from a file: quantize.imatrix, which `qwen35 imatrix` "
-                "makes"
-            )
-        if not form.calibrates and self.quantize.kv_cache != NO_CACHE:
+        if not form.caches and self.quantize.kv_cache != NO_CACHE:
             raise ValueError(
                 f"quantize.kv_cache is {self.quantize.kv_cache}, but export.format {name} has no "
                 "place for scales of keys and values"

@@ -23,15 +23,15 @@ class Format:
 
     own_layout  it has its own layout: `layout` and `experts` cannot be chosen
     mixes       its types are chosen tensor by tensor: `mix` and `imatrix` mean something
-    calibrates  its schemes can be calibrated: `method` and `calibrate` mean something
+    caches      it has a place for scales of keys and values: `kv_cache` means something
     """
 
     own_layout: bool = False
     mixes: bool = False
-    calibrates: bool = False
+    caches: bool = False
 
 
-FORMATS = {"safetensors": Format(calibrates=True), "gguf": Format(own_layout=True, mixes=True)}
+FORMATS = {"safetensors": Format(caches=True), "gguf": Format(own_layout=True, mixes=True)}
 NEAREST, SWEEP, GPTQ = "nearest", "sweep", "gptq"
 NO_CACHE = "none"
 

@@ -47,13 +47,14 @@ def open_gguf(path: Path, recognisers: Sequence[Recogniser]) -> Checkpoint:
         raise FormatError(f"{path.name}: {str(error).removeprefix('config.json: ')}") from None
     places = places_of(kv["general.architecture"].value)
     config = replace(config, fields=places, origin=ORIGIN)
+    told = [one.told({key: pair.value for key, pair in kv.items()}) for one in recognisers]
     return Checkpoint(
         container=CONTAINER,
         folder=path.parent,
         place=files[0].path,
         name=_name(kv, path),
         config=config,
-        layout=recognise(infos, config, recognisers, GgufDialect()),
+        layout=recognise(infos, config, told, GgufDialect()),
         files={file.path.name: file for file in files},
         where={name: file.path.name for file in files for name in file.infos if name in infos},
         sides=_Sides(kv),

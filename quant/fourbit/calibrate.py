@@ -28,7 +28,7 @@ import torch
 from quant.fourbit import walk
 from quant.fourbit.cpu import grouped
 from quant.fourbit.passes import PASSES, choose
-from quant.fourbit.rows import BLOCK, Rows
+from quant.fourbit.rows import BLOCK, Form, Rows, end_of
 from quant.importance import FLOOR, NOTHING
 
 if TYPE_CHECKING:
@@ -131,24 +131,27 @@ def choose_units(
     *,
     tried: Tensor | None = None,
     passes: int = PASSES,
+    form: Form | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return units, float32 [N, K], and the steps that they belong to, [B].
 
     tried   steps [C, B] among which each is searched for again; None: whole numbers' alone change
     passes  0: GPTQ alone, under the steps that are given
+    form    what chooses steps again in its own way
     """
     factor, shape = factor.on_cpu(), (len(w_NK), -1)
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
     among = None if tried is None else tried.view(-1, *step.shape)
     units, walker = torch.empty(w_NK.shape), OneMatrix(factor)
     if factor.outputs is None:
-        whole = Rows(w_NK, step, zero, units, bits, among)
+        whole = Rows(w_NK, step, zero, units, bits, among, form)
         for first in range(0, len(w_NK), ROWS):
             rows = whole.part(slice(first, first + ROWS))
             rows.w = rows.w.float()
             choose(rows, walker, passes)
         return units, step.view(-1)
-    rows = Rows(w_NK.to(torch.float32, copy=True).contiguous(), step, zero, units, bits, among)
+    w = w_NK.to(torch.float32, copy=True).contiguous()
+    rows = Rows(w, step, zero, units, bits, among, form)
     for part, share in factor.outputs.slices():
         some = rows.part(part)
         choose(some, walker, passes)
@@ -197,11 +200,19 @@ class OneMatrix:
             slope[:, first : first + BLOCK] -= moved * self.factor.added
 
     def better_steps(self, rows: Rows, slope: Tensor) -> Tensor:
-        """Return the best of `rows.tried` for what each weight should be given all others, [B]."""
-        assert rows.tried is not None, "steps are searched for among some"
+        """Return the best of `rows.tried` for what each weight should be given all others, [B].
+
+        A form chooses its own, and zeros with them, which the rows take at once.
+        """
         known = weights_of(self.factor.diagonal)
-        return best_steps(rows.values + slope / known, known, rows.tried.flatten(1), rows.bits)
+        wanted = rows.values + slope / known
+        if rows.form is not None:
+            step, zero = rows.form.steps(wanted, known)
+            rows.zero.copy_(zero)
+            return step
+        assert rows.tried is not None, "steps are searched for among some"
+        return best_steps(wanted, known, rows.tried.flatten(1), rows.bits)
 
 
 def _end(bits: int) -> np.float32:
-    return np.float32(1 << (bits - 1) if bits else 0)
+    return np.float32(end_of(bits))

@@ -15,7 +15,7 @@ Shape letters: K columns of the weight, inputs of the layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quant.errors import QuantError
@@ -57,6 +57,13 @@ class Factor:
         )
         outputs = None if self.outputs is None else self.outputs.on_cpu()
         return Factor(upper, order, diagonal, hessian, self.added, outputs)
+
+    def moved(self, columns: Tensor) -> Factor:
+        """Return it for a weight whose columns are in another order: which comes to each place."""
+        places = columns.to(self.order.device)
+        order = places.argsort()[self.order]
+        diagonal, hessian = self.diagonal[places], self.hessian[places][:, places]
+        return replace(self, order=order, diagonal=diagonal, hessian=hessian)
 
 
 def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:

@@ -2,7 +2,8 @@
 
     feed back     units by GPTQ, column by column
     settle        each unit again, the best one given all others
-    better steps  now and then before that, of E2M1: steps by what each weight should be
+    better steps  now and then before that, of E2M1 and ggml's types: steps by what each weight
+                  should be
 
 Whatever settles keeps the slopes (w - q) H up to date, so they are computed only when steps have
 changed.
@@ -48,7 +49,7 @@ def choose(rows: Rows, walker: Walker, passes: int = PASSES) -> None:
         return
     slope = walker.slope(rows)
     for done in range(passes):
-        if done in SWEPT_AGAIN and rows.tried is not None:
+        if done in SWEPT_AGAIN and rows.searched:
             rows.take(walker.better_steps(rows, slope))
             slope = walker.slope(rows)
         walker.settle(rows, slope)

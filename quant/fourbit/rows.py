@@ -6,9 +6,11 @@ Shape letters: N rows, K columns, G groups of a row, b columns of a block, C can
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from quant.ggml import iq4_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 128
+TABLE = -1
+
+
+class Form(Protocol):
+    """A stored form that chooses steps of rows in its own way, and keeps what it stores."""
+
+    def part(self, rows: slice) -> Form:
+        """Return it for some of the rows."""
+        ...
+
+    def steps(self, wanted_NK: Tensor, weights_K: Tensor) -> tuple[Tensor, Tensor]:
+        """Return steps and zeros [N, G] that suit these weights, and what errors weigh."""
+        ...
 
 
 @dataclass(slots=True)
@@ -26,8 +41,9 @@ class Rows:
     d      float32 [N, G], steps
     zero   float32 [N, G]
     units  float32 [N, K], decoded weights over their steps
-    bits   of whole numbers; 0: E2M1
+    bits   of whole numbers; 0: E2M1; TABLE: the values of ggml's IQ4
     tried  float32 [C, N, G], steps among which each is searched for again; None: they stay
+    form   what chooses steps in its own way; None: those tried, and the rule of the bits
     """
 
     w: Tensor
@@ -36,6 +52,7 @@ class Rows:
     units: Tensor
     bits: int
     tried: Tensor | None = None
+    form: Form | None = None
 
     @property
     def group(self) -> int:
@@ -44,13 +61,18 @@ class Rows:
 
     @property
     def end(self) -> int:
-        """2^(bits-1) of whole numbers, 0 of E2M1."""
-        return 1 << (self.bits - 1) if self.bits else 0
+        """2^(bits-1) of whole numbers, 0 of E2M1, less of a table."""
+        return end_of(self.bits)
 
     @property
     def refit(self) -> bool:
         """Whether steps are chosen again with the units: whole numbers in groups up to a block."""
-        return self.bits > 0 and self.group <= BLOCK
+        return self.bits > 0 and self.group <= BLOCK and self.form is None
+
+    @property
+    def searched(self) -> bool:
+        """Whether steps are searched for again between passes over the units."""
+        return self.tried is not None or self.form is not None
 
     @property
     def values(self) -> Tensor:
@@ -74,7 +96,8 @@ class Rows:
         tensors = (self.w, self.d, self.zero, self.units)
         w, d, zero, units = (x[..., rows, :].contiguous() for x in tensors)
         tried = None if self.tried is None else self.tried[..., rows, :]
-        return Rows(w, d, zero, units, self.bits, tried)
+        form = None if self.form is None else self.form.part(rows)
+        return Rows(w, d, zero, units, self.bits, tried, form)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Yield the first column of each block, and memory for what its columns move, [N, b]."""
@@ -84,8 +107,16 @@ class Rows:
             yield first, self.w.new_empty(shape)
 
 
+def end_of(bits: int) -> int:
+    """Return 2^(bits-1) of whole numbers, 0 of E2M1, less of a table: what loops are told."""
+    return 1 << (bits - 1) if bits > 0 else bits
+
+
 def nearest(y: Tensor, zero: Tensor, bits: int) -> Tensor:
-    """Return the units nearest to y, ties to the even code."""
+    """Return the units nearest to y, ties to the even code; of a table, to the larger value."""
+    if bits == TABLE:
+        values = y.new_tensor(iq4_table.TABLE)
+        return values[torch.bucketize(y, (values[1:] + values[:-1]) / 2, right=True)]
     if bits:
         end = 1 << (bits - 1)
         return (y + zero).clamp(-end, end - 1).round() - zero

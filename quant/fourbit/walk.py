@@ -10,7 +10,8 @@ Every number is the outcome of one order of float32 operations, with one roundin
 its sum, whichever rows come together; so ranges of rows get the same bytes. No loop holds the
 interpreter's lock or starts a thread.
 
-A unit is a decoded weight over its step. `end` is 2^(bits-1) of whole numbers, 0 of E2M1.
+A unit is a decoded weight over its step. `end` is 2^(bits-1) of whole numbers, 0 of E2M1, and less
+for the values of ggml's IQ4.
 
 Shape letters: B groups of g weights, N rows, K columns, b columns of a block.
 """
@@ -19,22 +20,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from quant.ggml import iq4_table
 from quant.numba_ops import as_bits, as_float, fma, inline, loop, to_bfloat16
 
 u32, u64, f32 = np.uint32, np.uint64, np.float32
 
 LANES = u64(16)
+TABLE = np.array(iq4_table.TABLE, np.float32)
+BETWEEN = np.array([TABLE[0], *((TABLE[1:] + TABLE[:-1]) / 2)], np.float32)
 # A tile of so many rows and columns, and what is taken from it, stay in a core's cache.
 ROWS, COLUMNS, DEEP = u64(64), u64(512), u64(8)
 
 
 @inline
 def nearest(y, zero, end):
-    """Return the unit nearest to y, ties to the even code."""
+    """Return the unit nearest to y, ties to the even code; of a table, to the larger value."""
     magic = f32(1.5 * 2.0**23)  # its last bit is worth 1
     if end > f32(0):
         code = min(max(f32(y + zero), f32(-end)), f32(end - f32(1)))
         return f32(f32(f32(code + magic) - magic) - zero)
+    if end < f32(0):
+        unit = TABLE[0]
+        for k in range(u64(1), u64(TABLE.size)):
+            unit = TABLE[k] if y >= BETWEEN[k] else unit
+        return unit
     bits = as_bits(y)
     size = min(as_float(u32(bits & u32(0x7FFFFFFF))), f32(6))
     gap = f32(0.5) if size < f32(2) else (f32(1) if size < f32(4) else f32(2))

@@ -28,13 +28,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from quant.ggml.iq4_table import TABLE
 from quant.ggml.stored_scales import load_half, store_finite_half
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
 i32, f32 = np.int32, np.float32
 
-TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 VALUES = tuple(map(f32, TABLE))
 # Between two entries the nearest changes here, and a tie goes up.
 M = tuple(f32((a + b) / 2) for a, b in pairwise(TABLE))

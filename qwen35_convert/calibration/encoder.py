@@ -19,13 +19,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
+from formats.family.ops import Tile, apply_all
 from formats.family.roles import EXPERT
 from qwen35_convert.calibration.digest import Digest
 from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.together import Parts, Together
-from qwen35_convert.planning.plan import Plan
+from qwen35_convert.planning.calibrated import HEAD
+from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.threads import each
 from qwen35_convert.run.worker import Preparation, Worker
@@ -81,17 +83,21 @@ class Encoder:
             self._seen.fallback |= dict.fromkeys(sums.names, Fallback(sums.count, method))
         self._digest.add(sums.values)
         importance, factor = self._known(sums, method)
-        if factor is not None and encodes_together(self.device):
-            items = [self.plan.items[self.numbers[name]] for name in sums.names]
+        items = [self.plan.items[self.numbers[name]] for name in sums.names]
+        if factor is not None and self._go_together(items):
             self._together.add(items, factor, last=sums.names[0] not in self.experts)
             return
+        factor = factor and factor.on_cpu()
 
         def one(name: str) -> None:
-            known = {} if importance is None else {name: importance}
+            index = self.numbers[name]
+            moved = columns_of(self.plan.items[index])
+            known = {} if importance is None else {name: _at(importance, moved)}
+            own = factor if factor is None or moved is None else factor.moved(moved)
             coupled = factor is not None and factor.outputs is not None
             memory = sys.maxsize if coupled else CHUNK_BYTES
-            worker = Worker("cpu", known, self.plan.inputs, self.prepared, memory, factor)
-            self.encode(self.numbers[name], worker)
+            worker = Worker("cpu", known, self.plan.inputs, self.prepared, memory, own)
+            self.encode(index, worker)
 
         each(one, sums.names, self.workers)
 
@@ -105,6 +111,11 @@ class Encoder:
         whole = sys.maxsize
         worker = Worker("cpu", {}, self.plan.inputs, self.prepared, whole, parts=parts)
         self.encode(self.numbers[name], worker)
+
+    def _go_together(self, items: Sequence[Item]) -> bool:
+        """Whether weights are encoded on a GPU: the head has too many rows for its memory."""
+        able = all(item.scheme.together for item in items)
+        return able and self.stage != HEAD and encodes_together(self.device)
 
     def _method(self, sums: Sums) -> str:
         asked = self.plan.recipe.quantize.method
@@ -130,3 +141,15 @@ class Encoder:
 def encodes_together(device: str) -> bool:
     """Return whether a device encodes whole matrices, many at once."""
     return device != "cpu"
+
+
+def columns_of(item: Item) -> Tensor | None:
+    """Return which column of its input comes to each place of an item; None: they stay."""
+    import torch
+
+    moves = [op for op in item.ops if isinstance(op, Tile) and op.axis == 1]
+    return apply_all(tuple(moves), torch.arange(item.atom.shape[-1])[None])[0] if moves else None
+
+
+def _at(values: Tensor, columns: Tensor | None) -> Tensor:
+    return values if columns is None else values[columns]

@@ -20,7 +20,7 @@ from qwen35_convert.calibration.encoder import Encode, Encoder
 from qwen35_convert.calibration.seen import Seen
 from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.texts import Texts
-from qwen35_convert.planning.calibrated import stages
+from qwen35_convert.planning.calibrated import HEAD, layer_of, stages
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe_parts import GPTQ, SWEEP
 from qwen35_convert.run.heap import share_heap
@@ -94,25 +94,28 @@ class _Walked:
         """Run the source's layer; encode the items of each input when it is complete."""
         from runtime.hessian import Hessians
 
-        layers, (head, _, number) = self.layers, stage.rpartition(".")
-        in_model = head == "layers"
-        for i in range(self.at, int(number) if in_model else len(self.stored.config.layer_types)):
+        layers, number = self.layers, layer_of(stage)
+        before = len(self.stored.config.layer_types) if number is None else number
+        for i in range(self.at, before):
             self.x, self.at = self.stored.layer(i, self.x), i + 1
         encoder = Encoder(layers.plan, layers.source, layers.encode, layers.workers, layers.device,
                           self.prepared, stage, items,
-                          self._streams(int(number) if in_model else None))  # fmt: skip
+                          self._streams(stage))  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
-        tokens = texts.tokens if in_model else texts.tokens - len(texts.ids)
+        in_mtp = number is None and stage != HEAD
+        tokens = texts.tokens - len(texts.ids) if in_mtp else texts.tokens
         self.observer = Hessians(
             encoder.numbers, tokens, encoder.experts, encoder.finished, squares=squares
         )
-        if in_model:
-            self.observed.layer(int(number), self.x)
+        if number is not None:
+            self.observed.layer(number, self.x)
+        elif stage == HEAD:
+            self.observed.hidden(self.x)
         else:
             self.observed.mtp(self.stored.hidden(self.x))
         return encoder.close()
 
-    def _streams(self, layer: int | None) -> Streams:
+    def _streams(self, stage: str) -> Streams:
         """Return how rows make up for one another that are added to the stream in a layer."""
-        gptq = self.layers.plan.recipe.quantize.method == GPTQ
-        return Streams.of(self.observed, layer) if gptq else Streams()
+        coupled = self.layers.plan.recipe.quantize.method == GPTQ and stage != HEAD
+        return Streams.of(self.observed, layer_of(stage)) if coupled else Streams()

@@ -1,7 +1,8 @@
-"""Which weights of a plan a text calibrates: linears of the layers whose scheme takes it.
+"""Which weights of a plan a text calibrates: linears of layers, and the head, by their schemes.
 
-The head, and heads for several tokens beyond the first layer of one, see no input that is collected
-layer by layer: they get the nearest codes, and a note says so.
+The input of the head is collected when all layers have been run; that of a head which is the
+embedding, and those of several tokens' heads beyond the first layer, are not: these get the nearest
+codes, and a note says so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from qwen35_convert.recipe_parts import NEAREST
 
 # What a walk through the layers runs: the text model's, and the first of the MTP head.
 STAGE = re.compile(r"(layers\.\d+|mtp\.layers\.0)\.")
+# A stage of its own, after the layers.
+HEAD = "lm_head"
 # Linears of a layer whose outputs are added to the residual stream: those of its mixer, and all.
 MIXED = frozenset({"o_proj", "out_proj"})
 STREAM = MIXED | {"down_proj"}
@@ -27,9 +30,15 @@ Written = tuple[Atom, Scheme]
 
 
 def stage_of(name: str) -> str | None:
-    """Return the layer of a weight, `layers.3` or `mtp.layers.0`; None: it is in none."""
+    """Return what a weight is run with: `layers.3`, `lm_head`, `mtp.layers.0`; None: nothing."""
     match = STAGE.match(name)
-    return match[1] if match else None
+    return match[1] if match else HEAD if name == HEAD else None
+
+
+def layer_of(stage: str) -> int | None:
+    """Return the number of a stage that is a layer of the model; None: it is none."""
+    head, _, number = stage.rpartition(".")
+    return int(number) if head == "layers" else None
 
 
 def adds_to_stream(name: str) -> bool:
@@ -39,8 +48,13 @@ def adds_to_stream(name: str) -> bool:
 
 def method_of(recipe: Recipe, atom: Atom, scheme: Scheme) -> str:
     """Return how the codes of a weight are found."""
-    walked = ROLES[atom.role].linear and stage_of(atom.name) is not None
-    return recipe.quantize.method if scheme.calibrated and walked else NEAREST
+    return recipe.quantize.method if scheme.calibrated and _is_walked(atom) else NEAREST
+
+
+def _is_walked(atom: Atom) -> bool:
+    """Whether the inputs of a weight are collected."""
+    linear = ROLES[atom.role].linear or atom.name == HEAD
+    return linear and stage_of(atom.name) is not None
 
 
 def stages(plan: Plan) -> dict[str, list[int]]:
@@ -57,8 +71,13 @@ def calibrated_names(items: Iterable[Item], recipe: Recipe) -> set[str]:
     return {i.atom.name for i in items if method_of(recipe, i.atom, i.scheme) != NEAREST}
 
 
-def check_calibrated(recipe: Recipe, written: Sequence[Written]) -> None:
-    """Refuse a method that no weight of the plan takes, or for a part of a model. RecipeError."""
+def check_calibrated(
+    recipe: Recipe, written: Sequence[Written], able: Sequence[str] | None = None
+) -> None:
+    """Refuse a method that no weight of the plan takes, or for a part of a model. RecipeError.
+
+    able  schemes that take it; None: those of folders
+    """
     method = recipe.quantize.method
     if method == NEAREST:
         return
@@ -70,11 +89,10 @@ def check_calibrated(recipe: Recipe, written: Sequence[Written]) -> None:
         )
     if all(method_of(recipe, atom, scheme) == NEAREST for atom, scheme in written):
         used = sorted({scheme.name for _, scheme in written if scheme.label is not None})
-        able = [name for name, scheme in SCHEMES.items() if scheme.calibrated]
         raise RecipeError(
             "quantize.method",
             f"is {method}, but linears of layers have {', '.join(used) or 'no scheme'}",
-            f"nearest, or a scheme that is calibrated: {', '.join(able)}",
+            f"nearest, or a scheme that is calibrated: {', '.join(able or _able())}",
         )
 
 
@@ -92,10 +110,27 @@ def calibration_notes(recipe: Recipe, written: Sequence[Written]) -> Iterator[st
     ]
     if left:
         more = f" and {len(left) - 1} more get" if left[1:] else " gets"
-        yield f"{left[0]}{more} the nearest codes: inputs are collected in layers"
+        yield f"{left[0]}{more} the nearest codes: no inputs of theirs are collected"
 
 
-def stage_order(stage: str) -> tuple[bool, int]:
-    """Return what sorts layers as they are run."""
-    head, _, number = stage.rpartition(".")
-    return head != "layers", int(number)
+def _able() -> list[str]:
+    return [name for name, scheme in SCHEMES.items() if scheme.calibrated]
+
+
+def alone_notes(recipe: Recipe, written: Sequence[Written]) -> Iterator[str]:
+    """Name the types of a GGUF file whose blocks are encoded alone, whatever the method."""
+    if recipe.quantize.chosen_by is None:
+        return
+    alone = {
+        scheme.name: atom.name
+        for atom, scheme in reversed(written)
+        if scheme.label is not None and not scheme.calibrated and _is_walked(atom)
+    }
+    for name, first in sorted(alone.items()):
+        yield f"{name} ({first} ...) has no codes column by column: each block is encoded alone"
+
+
+def stage_order(stage: str) -> tuple[int, int]:
+    """Return what sorts stages as they are run."""
+    layer = layer_of(stage)
+    return (0, layer) if layer is not None else (1 if stage == HEAD else 2, 0)

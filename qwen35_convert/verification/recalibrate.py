@@ -127,7 +127,8 @@ class Recalibration:
         theirs = open_value(again.source, again.source.layout.atoms[name])
         error, scheme = Error(), ours.scheme
         for start, stop in theirs.chunks(max(scheme.row_multiple, 1), held=24):
-            error += scheme.measure(theirs.exact(start, stop), ours.stored(start, stop))
+            w = ours.in_stored_order(theirs.exact(start, stop))
+            error += scheme.measure(w, ours.stored(start, stop))
             ours.release(start, stop)
             theirs.release(start, stop)
         return replace(compared, error=error, by_bounds=True)

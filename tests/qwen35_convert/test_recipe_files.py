@@ -186,7 +186,10 @@ def test_a_mix_that_is_not_known_is_told(tmp_path):
         ("layout: txt\nvision: drop\nmtp: keep\n", "1:9"),
         ("quantize: {scheme: int4, method: gtpq, calibrate: {tokens: 99}}\n", "1:34"),
         ("export: {format: gufg}\nquantize: {scheme: q4_k_m, mix: llama.cpp}\n", "1:18"),
-        ("export: {format: gguf}\nquantize: {scheme: q4_k_m, method: gptq, calibrate: {}}", "2:36"),
+        (
+            "export: {format: gguf}\nquantize: {scheme: q4_k_m, kv_cache: fp8, calibrate: {}}",
+            "2:38",
+        ),
     ],
 )
 def test_what_contradicts_a_mistake_is_no_second_one(tmp_path, text, only):

@@ -105,10 +105,11 @@ class GgufFiles:
         yield from own_differences(artifact)
 
     def weighed(self, artifact: Checkpoint) -> bool:
-        """Whether the metadata name an importance matrix."""
+        """Whether the metadata name an importance matrix, or a text."""
+        from quant.ggml_types import METHOD
         from qwen35_convert.containers.gguf.importance import USED
 
-        return USED in first_file(artifact).kv
+        return not {USED, METHOD}.isdisjoint(first_file(artifact).kv)
 
     def same(self, ours: Value, theirs: Value, rows: tuple[int, int], *, widened: bool) -> bool:
         """Whether the file holds what its transforms make of the source's rows, rounded once.

@@ -24,6 +24,7 @@ from formats.gguf.rope import rope_notes
 from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
+from quant.fourbit.ggml_grids import CODES
 from quant.ggml.codec import CASTS
 from quant.ggml_types import ggml_type
 from quant.mix.choose import FILE_TYPES, Choice, choose
@@ -33,14 +34,25 @@ from quant.stored import scheme_of
 from qwen35_convert.card.front_matter import read_front_matter, words
 from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
-from qwen35_convert.containers.gguf.importance import check_needed, read_importance
+from qwen35_convert.containers.gguf.importance import (
+    calibration_pairs,
+    check_needed,
+    read_importance,
+)
 from qwen35_convert.containers.gguf.mmproj import mmproj_part, read_generation
 from qwen35_convert.containers.gguf.shards import gguf_shards
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.planning.calibrated import (
+    alone_notes,
+    calibration_notes,
+    check_calibrated,
+    method_of,
+)
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import side_notes
 from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe_parts import NEAREST
 
 
 def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
@@ -60,12 +72,14 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     chosen = _choose_types(source, recipe, tensors, shapes)
     parts_of = {n: ggml_type(chosen[n].type).parts(n, shape) for n, shape in shapes.items()}
     infos = [part.info for stored in parts_of.values() for part in stored]
-    items = tuple(_items(tensors, parts_of, chosen))
+    items = tuple(_items(recipe, tensors, parts_of, chosen))
     importance = read_importance(recipe, tensors, shapes)
+    written = [(item.atom, item.scheme) for item in items]
+    check_calibrated(recipe, written, [name.lower() for name in CODES])
     types = {name: choice.type for name, choice in chosen.items()}
     check_needed(recipe, importance.known, tensors, types)
     pairs, tokenizer_notes = _metadata(source, recipe, infos)
-    pairs += importance.pairs
+    pairs += (*importance.pairs, *calibration_pairs(recipe))
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
     notes = (
@@ -85,6 +99,8 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
             *notes,
             *tokenizer_notes,
             *importance.notes,
+            *calibration_notes(recipe, written),
+            *alone_notes(recipe, written),
         ),
         importance=importance.weights,
         title=title(source.name),
@@ -138,15 +154,18 @@ def _choose_types(
 
 
 def _items(
+    recipe: Recipe,
     tensors: Mapping[str, Sequence[Entry]],
     parts_of: Mapping[str, Sequence[Part]],
     chosen: Mapping[str, Choice],
 ) -> Iterator[Item]:
     for name, entries in tensors.items():
-        choice = chosen[name]
+        scheme, reason = ggml_type(chosen[name].type), chosen[name].reason
         for entry in entries:
             outputs = tuple(_output(p, entry.index, len(entries)) for p in parts_of[name])
-            yield Item(entry.atom, ggml_type(choice.type), outputs, choice.reason, entry.ops)
+            method = method_of(recipe, entry.atom, scheme)
+            why = reason if method == NEAREST else f"{reason}, {method}"
+            yield Item(entry.atom, scheme, outputs, why, entry.ops)
 
 
 def _output(part: Part, index: int | None, count: int) -> Output:

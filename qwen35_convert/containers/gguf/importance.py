@@ -20,6 +20,7 @@ from formats.gguf.header import Kv
 from formats.gguf.imatrix import ImatrixFile, read_imatrix
 from quant.errors import QuantError
 from quant.ggml.codec import POOR_UNWEIGHTED
+from quant.ggml_types import METHOD
 from quant.importance import FLOOR, Columns, importances, unused
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe import Recipe
@@ -123,6 +124,19 @@ def _pairs(path: Path, file: ImatrixFile) -> tuple[Kv, ...]:
     if file.chunks is not None:
         pairs.append(Kv("quantize.imatrix.chunks_count", "uint32", file.chunks))
     return tuple(pairs)
+
+
+def calibration_pairs(recipe: Recipe) -> tuple[Kv, ...]:
+    """Return what the file says of the text that its codes follow from; nothing without one."""
+    asked = recipe.quantize.chosen_by
+    if asked is None:
+        return ()
+    text = asked.text if asked.file is None else Path(asked.file).name
+    return (
+        Kv(METHOD, "string", recipe.quantize.method),
+        Kv("quantize.calibrate.text", "string", text),
+        Kv("quantize.calibrate.tokens", "uint32", asked.tokens),
+    )
 
 
 def _notes(file: ImatrixFile, tensors: Tensors, columns: Mapping[str, Columns]) -> Iterator[str]:

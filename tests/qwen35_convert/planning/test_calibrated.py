@@ -11,12 +11,13 @@ from qwen35_convert.planning.calibrated import adds_to_stream, stage_of
 from qwen35_convert.report import plan_text
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
-RECIPES = ("nvfp4a16-gptq", "int4-gptq", "nvfp4-mixed-gptq")
+RECIPES = ("nvfp4a16-gptq", "int4-gptq", "nvfp4-mixed-gptq", "gguf-q4_k_m-gptq")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_plan_names_method_text_tokens_and_memory(nano, golden, recipe):
-    golden(f"plan-{recipe}.txt", plan_text(q.plan(nano, recipe)) + "\n")
+    out = "model.gguf" if recipe.startswith("gguf-") else "model"
+    golden(f"plan-{recipe}.txt", plan_text(q.plan(nano, recipe, out)) + "\n")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
