@@ -25,6 +25,8 @@ MIXED = (
 NO_OUTPUT = "quantize.rules=[{match: layers.*.self_attn.o_proj, scheme: keep}]"
 # A model's own importance matrix.
 IMATRIX = "quantize.imatrix={imatrix}"
+# A mix that has most weights in the type that it is named after.
+THEIRS = "quantize.mix=llama.cpp"
 # output: (bundled recipe, what differs from it)
 OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fp8-block": ("fp8-block", ()),
@@ -51,9 +53,9 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "nvfp4-mixed": ("nvfp4-mixed", ()),
     "fp8-block-kv8": ("fp8-block-kv8", ("quantize.calibrate.tokens=1024",)),
     "nvfp4-file": ("gguf-nvfp4", ()),
-    "iq2_xxs": ("gguf-iq2_xxs", (IMATRIX,)),
-    "iq3_xxs": ("gguf-iq3_xxs", (IMATRIX,)),
-    "q2_k": ("gguf-q2_k", (IMATRIX,)),
+    "iq2_xxs": ("gguf-iq2_xxs", (IMATRIX, THEIRS)),
+    "iq3_xxs": ("gguf-iq3_xxs", (IMATRIX, THEIRS)),
+    "q2_k": ("gguf-q2_k", (IMATRIX, THEIRS)),
     "gptq": ("int4", ("quantize.dialect=gptq", NO_OUTPUT)),
 }
 HUB = (
@@ -253,7 +255,8 @@ class Workshop:
             out = home / ("model.gguf" if base.gguf else "model")
             name, overrides = OUTPUTS[base.output]
             if IMATRIX in overrides:
-                overrides = (IMATRIX.format(imatrix=self.imatrix(base.model, seed)),)
+                known = self.imatrix(base.model, seed)
+                overrides = (IMATRIX.format(imatrix=known), *overrides[1:])
             api.convert(self.model(base.model, seed), out, read_recipe(name, overrides))
             self.made[key] = home
         return self.made[key]
