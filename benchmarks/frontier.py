@@ -254,8 +254,9 @@ def show(options: argparse.Namespace) -> None:
     from benchmarks.frontier_picture import picture_of
     from benchmarks.frontier_table import table
 
-    lines = [json.loads(line) for line in options.results.read_text().splitlines()]
-    last = list({(one["model"], one["tool"], one["name"]): one for one in lines}.values())
+    lines = map(json.loads, options.results.read_text().splitlines())
+    own = [one for one in lines if one["what"] == "frontier"]  # and not of a second text
+    last = list({(one["model"], one["tool"], one["name"]): one for one in own}.values())
     if options.picture:
         options.picture.write_text(picture_of(last), encoding="utf-8")
     else:
