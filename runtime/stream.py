@@ -6,7 +6,8 @@
 The mixer of the next layer reads what a layer adds, or the head of the model after the last one and
 after the MTP head's. In a mixture so does a router: the layer's own what its mixer adds, the next
 layer's what the experts add. A router has few rows, and its choices are all or nothing; so its gram
-counts as much as that of the mixer (of a trained mixture KL is 2 to 4 % less on held-out text).
+counts as much as that of the mixer: of a trained mixture in NVFP4 KL is 0.5 to 4 % less on three
+held-out texts, in INT4 within the noise.
 
 Shape letters: H hidden size.
 """
