@@ -9,6 +9,8 @@
     fit-folder the same of compressed-tensors' schemes
     recipe     the bundled recipes of one compressed-tensors scheme
     mix        the bundled gguf-* recipes
+    gptq       the same by `quantize.method: gptq`, codes fitted to the calibration text
+    fit-gptq   fits for GGUF by that method, types chosen as without it
     llama.cpp  llama_model_quantize of the libraries in a folder (see `outside`)
     --peers    lines of `frontier_peers`, whose artifacts are there
 
@@ -45,6 +47,8 @@ TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
 MIXES = (
     "q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs", "iq3_s", "iq2_m", "q2_k",
 )  # fmt: skip
+FITTED = ("q4_k_m", "q6_k", "q5_k_m", "iq4_xs", "q3_k_m", "q2_k")
+TOKENS = 32768  # of the calibration text, at most
 UNIFORM = ("int4", "int4-g32", "nvfp4a16", "mxfp4a16", "fp8-channel", "fp8-block", "int8")
 PACKAGES = ("torch", "gguf")
 Line = dict[str, Any]
@@ -93,6 +97,17 @@ class Bench:
         """Return what every GGUF file of ours is made with."""
         return ["mtp=drop", "vision=drop", f"quantize.imatrix={self.imatrix()}"]
 
+    def gptq(self) -> dict[str, object]:
+        """Return what a recipe's `quantize` says of codes fitted to the calibration text."""
+        return {"method": "gptq", "calibrate": {"text": self.question[0], "tokens": TOKENS}}
+
+    def by_gptq(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with codes fitted to the calibration text."""
+        import qwen35_convert as q
+
+        told = recipe.model_dump()
+        return q.Recipe.model_validate(told | {"quantize": told["quantize"] | self.gptq()})
+
     def fits(self, recipe: str, ending: str, targets: Sequence[float]) -> Iterator[Made]:
         """Yield what fits each target, by one measurement of costs."""
         import qwen35_convert as q
@@ -113,6 +128,13 @@ class Bench:
                 continue
             tool = "fit" if is_file else "fit-folder"
             yield Made(tool, f"{bits:g} bits", out, partial(self.convert, fitted))
+
+    def fits_by_gptq(self, targets: Sequence[float]) -> Iterator[Made]:
+        """Yield fits for GGUF with codes fitted to the calibration text."""
+        for made in self.fits("gguf-q8_0", ".gguf", targets):
+            assert isinstance(made.make, partial), "a fit is made by its recipe"
+            fitted = self.by_gptq(made.make.args[0])
+            yield Made("fit-gptq", made.name, made.path, partial(self.convert, fitted))
 
     def room(self, recipe: Recipe, bits: float) -> int:
         """Return the bytes of a folder whose weights that have a choice have these bits."""
@@ -138,6 +160,14 @@ class Bench:
         for mix in self.names:
             recipe = q.read_recipe(f"gguf-{mix}", self.settings())
             yield Made("mix", mix, self.work / f"mix-{mix}.gguf", partial(self.convert, recipe))
+
+    def mixes_by_gptq(self) -> Iterator[Made]:
+        """Yield the bundled mixes of types that GPTQ takes, by that method."""
+        import qwen35_convert as q
+
+        for mix in filter(FITTED.__contains__, self.names):
+            recipe = self.by_gptq(q.read_recipe(f"gguf-{mix}", self.settings()))
+            yield Made("gptq", mix, self.work / f"gptq-{mix}.gguf", partial(self.convert, recipe))
 
     def convert(self, recipe: Recipe, out: Path) -> None:
         """Convert by a recipe; predictions are measured afterwards."""
@@ -203,14 +233,16 @@ def measured(bench: Bench, made: Made) -> Line:
 
 def every(bench: Bench, options: argparse.Namespace) -> Iterator[Made]:
     """Yield what is asked for."""
-    if "fit" in options.tools:
-        yield from bench.fits("gguf-q8_0", ".gguf", options.targets)
-    if "fit-folder" in options.tools:
-        yield from bench.fits("fp8-block", "", options.targets)
-    if "recipe" in options.tools:
-        yield from bench.uniform()
-    if "mix" in options.tools:
-        yield from bench.mixes()
+    ours = {
+        "fit": partial(bench.fits, "gguf-q8_0", ".gguf", options.targets),
+        "fit-folder": partial(bench.fits, "fp8-block", "", options.targets),
+        "recipe": bench.uniform,
+        "mix": bench.mixes,
+        "gptq": bench.mixes_by_gptq,
+        "fit-gptq": partial(bench.fits_by_gptq, options.targets),
+    }
+    for tool in options.tools:
+        yield from ours[tool]()
     if options.llama_lib:
         yield from bench.theirs(options.llama_lib)
     for file in options.peers:
@@ -227,7 +259,7 @@ def main() -> None:
     parser.add_argument("--targets", type=float, nargs="+", default=TARGETS, help="of fits")
     parser.add_argument("--forms", nargs="*", default=(), help="of fits; none: the usual ones")
     parser.add_argument("--chunks", type=int, default=2, help="of 512 tokens, for sensitivities")
-    parser.add_argument("--tools", nargs="*", default=["fit", "mix"])
+    parser.add_argument("--tools", nargs="*", default=["fit", "mix"], help="as above")
     parser.add_argument("--mixes", nargs="+", default=MIXES)
     parser.add_argument("--llama-lib", type=Path, help="folder with libllama.so and libggml.so")
     parser.add_argument("--peers", type=Path, nargs="*", default=[])

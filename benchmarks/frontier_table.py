@@ -13,9 +13,9 @@ from math import exp, log
 from statistics import median
 from typing import Any
 
-FIT, FIT_FOLDER = "fit", "fit-folder"
+FIT, FIT_FOLDER, FIT_GPTQ = "fit", "fit-folder", "fit-gptq"
 # Fits of a folder are what folders are beside.
-BESIDE = {"recipe": FIT_FOLDER}
+BESIDE = {"recipe": FIT_FOLDER, "gptq": FIT_GPTQ}
 Line = dict[str, Any]
 
 
@@ -28,7 +28,7 @@ def table(lines: Sequence[Line]) -> str:
 def fit_kl(lines: Sequence[Line], artifact: Line) -> float | None:
     """Return the KL of our fits at an artifact's size; None: it is a fit, or outside them."""
     tool, model, bits = (artifact[key] for key in ("tool", "model", "bits"))
-    if tool in (FIT, FIT_FOLDER):
+    if tool in (FIT, FIT_FOLDER, FIT_GPTQ):
         return None
     fit = BESIDE.get(tool, FIT)
     fits = sorted(
