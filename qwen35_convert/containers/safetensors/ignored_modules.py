@@ -50,8 +50,9 @@ def list_failures(artifact: Checkpoint) -> Iterator[Failure]:
             yield Failure(CONFIG, f"quantization_config: {name}[{i}] is {problem}")
     for listed in lists.values() or [[]]:
         entries = [entry for entry in listed if _readable(entry)]
-        yield from _by_engine(artifact, entries, ENGINES, block)
-        yield from _of_nothing(artifact, entries)
+        lost = list(_by_engine(artifact, entries, ENGINES, block))
+        yield from lost
+        yield from _of_nothing(artifact, entries, other_layouts=not lost)
 
 
 def _lists(block: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -95,12 +96,18 @@ def _by_engine(
                 yield Failure(module, f"{state} as unquantised under the rule of {engine}")
 
 
-def _of_nothing(artifact: Checkpoint, entries: Sequence[str]) -> Iterator[Failure]:
+def _of_nothing(
+    artifact: Checkpoint, entries: Sequence[str], *, other_layouts: bool
+) -> Iterator[Failure]:
+    """Yield entries that name nothing; other_layouts: a name of another layout harms nobody."""
     stored = {module_of(name) for name in artifact.infos()}
     stored |= {module_of(atom.weight) for atom in artifact.layout.atoms.values()}
+    if other_layouts:
+        stored |= {normalise(module) for module in stored}
     for entry in entries:
-        named = _names_something(entry, stored, artifact) or _names_what_is_gone(entry, artifact)
-        if not entry.startswith("re:") and not named:
+        written = [entry, normalise(entry)] if other_layouts else [entry]
+        named = any(_names_something(name, stored, artifact) for name in written)
+        if not (entry.startswith("re:") or named or _names_what_is_gone(entry, artifact)):
             yield Failure(entry, "is listed as unquantised, but no such module is stored")
 
 

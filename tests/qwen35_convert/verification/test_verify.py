@@ -210,6 +210,15 @@ def test_a_list_in_the_wrong_namespace_is_named(converted):
     assert "in_proj_a is not quantised, and is not listed" in said
 
 
+def test_a_name_of_another_layout_beside_the_right_one_is_not_named(converted):
+    """As AutoRound writes in_proj_a of the hub's layout: another entry covers it."""
+    _, out = converted
+    other = "model.language_model.layers.0.linear_attn.in_proj_a"
+    edit_config(out, lambda c: listed(c).append(other))
+    tensors = {failure.tensor for failure in api.verify(out, level="structure").failures}
+    assert other not in tensors  # the receipt knows that config.json was edited
+
+
 def test_a_router_name_in_a_dense_list_is_named(converted):
     _, out = converted
     edit_config(out, lambda c: listed(c).append("mlp.gate"))
