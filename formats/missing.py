@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from formats.errors import FormatError
+from formats.links import is_folder
 from formats.nearest import nearest
 
 MAX_NAMES = 10_000
@@ -26,12 +28,10 @@ def missing(path: Path, expected: str, elsewhere: str = ON_THE_HUB) -> FormatErr
 def near(path: Path) -> Path | None:
     """Return the path that there is if one name in `path` is spelt as it is on the disk."""
     lost = path
-    while not lost.parent.exists():
+    while lost.parent != lost and not is_folder(lost.parent):
         lost = lost.parent
-    try:
-        names = [one.name for one in islice(lost.parent.iterdir(), MAX_NAMES)]
-    except OSError:
-        return None
-    name = nearest(lost.name, names)
-    meant = lost.parent / name / path.relative_to(lost) if name else None
-    return meant if meant is not None and meant.exists() else None
+    with suppress(OSError):
+        names = sorted(one.name for one in islice(lost.parent.iterdir(), MAX_NAMES))
+        meant = lost.parent / (nearest(lost.name, names) or lost.name) / path.relative_to(lost)
+        return meant if meant.exists() else None
+    return None
