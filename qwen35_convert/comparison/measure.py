@@ -19,7 +19,7 @@ from qwen35_convert.comparison.candidates import Candidate
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint
-from qwen35_convert.options import RunOptions
+from qwen35_convert.options import Limit, RunOptions
 from qwen35_convert.progress import ignore, notice
 from qwen35_convert.run.memory import fit_verification
 from qwen35_convert.verification.levels import LOGITS
@@ -47,21 +47,14 @@ class Measuring:
     scratch: Path | None
 
     def entries(self, candidates: Sequence[Candidate]) -> Iterator[Entry]:
-        """Yield every candidate, measured."""
+        """Yield every candidate, measured. RecipeError, before the first, for too small a limit."""
+        fit_verification(self.source, self.options.memory_limit, 1)
         say = notice if self.options.progress else ignore
         for i, one in enumerate(candidates, 1):
             say(f"{i} of {len(candidates)}: {one.name}")
             yield self._made(one) if one.recipe else self._measured(one)
-            self._loosen_limit()
-
-    def _loosen_limit(self) -> None:
-        """Let no limit of memory refuse what comes after a pass over the text.
-
-        What a pass loads stays, and it has held more than what is converted within a limit.
-        """
-        limit = self.options.memory_limit
-        if limit is not None:
-            self.options = replace(self.options, memory_limit=replace(limit, firm=False))
+            limit = _soft(self.options.memory_limit)
+            self.options = replace(self.options, memory_limit=limit)
 
     def _made(self, one: Candidate) -> Entry:
         """Convert by a recipe and measure what comes of it."""
@@ -109,10 +102,18 @@ class Measuring:
         """Verify at level logits; a calibration is judged by bounds, not run again."""
         options = self.options
         workers = fit_verification(
-            self.source, options.memory_limit, options.threads(streamed=False)
+            self.source, _soft(options.memory_limit), options.threads(streamed=False)
         )
         checks = Checks(LOGITS, self.check, workers, by_bounds=True, hashes=hashes)
         return verify_shown(artifact, self.source, checks, bar=options.progress)
+
+
+def _soft(limit: Limit | None) -> Limit | None:
+    """Return a limit that refuses nothing that comes after a conversion or a pass over the text.
+
+    What these load stays, and has held more than what is converted within a limit.
+    """
+    return None if limit is None else replace(limit, firm=False)
 
 
 def _calibration_text(artifact: Checkpoint) -> str | None:
