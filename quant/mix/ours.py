@@ -38,7 +38,6 @@ from quant.mix.ours_table import (
     LAST,
     MIDDLE,
     MIXER,
-    MXFP4_LADDERS,
     OWN,
     OWN_AND_ABOVE,
     SENSITIVITY,
@@ -104,20 +103,20 @@ def _hulls(
 
 def _options(mix: str, tensor: MixTensor, facts: Facts, loss: float) -> list[Option]:
     """Return the types that a tensor may have; `loss` is that of an error of 1."""
-    place, columns = place_of(tensor.block, facts), tensor.shape[-1]
+    columns = tensor.shape[-1]
     weighed = facts.imatrix and tensor.block < facts.num_layers
     errors = ERROR if weighed and tensor.kind != EMBEDDING else UNWEIGHTED_ERROR
-    allowed = _ladder(mix, tensor.kind, place, imatrix=weighed)
+    allowed = _ladder(mix, tensor.kind, imatrix=weighed)
     types = dict.fromkeys(codec.fallback(type_, columns) for type_ in allowed)
     return [Option(_nbytes(tensor, type_), loss * errors[type_], type_) for type_ in types]
 
 
 @cache
-def _ladder(mix: str, kind: str, place: str, *, imatrix: bool) -> tuple[str, ...]:
+def _ladder(mix: str, kind: str, *, imatrix: bool) -> tuple[str, ...]:
     """Return the types that a kind may have: of an embedding no importance is known."""
-    if mix == "mxfp4_moe" and kind in EXPERTS:
-        return MXFP4_LADDERS[place == FIRST]
     ladder, own = LADDERS[mix], OWN[mix]
+    if mix == "mxfp4_moe" and kind in EXPERTS:  # it is asked for its kernels
+        return (own,)
     if mix in OWN_AND_ABOVE:
         return ladder
     least = _bits(own) - (BELOW if imatrix else 0.0)

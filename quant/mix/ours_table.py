@@ -40,8 +40,6 @@ LADDERS = (
 # Bits that a type may be below the mix's own, where an importance matrix says what matters.
 BELOW = 1.125
 EXPERTS = frozenset({"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"})
-# mxfp4_moe is asked for its kernels: experts keep MXFP4 but in the first layers.
-MXFP4_LADDERS = {True: ("MXFP4", *K_TYPES[2:]), False: ("MXFP4",)}
 
 ERROR = {
     "IQ2_XXS": 23.4, "IQ2_XS": 17.8, "IQ2_S": 12.3, "Q2_K": 14.3, "IQ3_XXS": 6.5, "IQ3_S": 3.7,

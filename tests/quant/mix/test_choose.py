@@ -208,11 +208,11 @@ def test_beside_experts_everything_in_a_large_q4_k_m_is_q8_0_or_nearly():
     assert least <= {"Q8_0", "Q6_K", "F32"}
 
 
-def test_mxfp4_moe_keeps_the_experts_of_all_but_the_first_layers_in_mxfp4():
-    tensors, facts = case("35B-A3B")
+@pytest.mark.parametrize("imatrix", [False, True])
+def test_mxfp4_moe_keeps_all_experts_in_mxfp4(imatrix):
+    tensors, facts = case("35B-A3B", imatrix=imatrix)
     chosen = choose("mxfp4_moe", tensors, facts)
-    others = {t.block for t in tensors if t.role == "expert" and chosen[t.name].type != "MXFP4"}
-    assert others <= {0, 1}
+    assert {chosen[t.name].type for t in tensors if t.role == "expert"} == {"MXFP4"}
 
 
 def test_a_type_whose_blocks_do_not_fit_the_rows_is_replaced_and_said_so():
