@@ -123,27 +123,31 @@ def _other_forms(artifact: Checkpoint, method: str) -> Iterator[Failure]:
 def _listed(
     artifact: Checkpoint, block: Mapping[str, Any], field: str, leaves: Leaves
 ) -> Iterator[Failure]:
-    inside, readers = _flat(block.get(INSIDE)), _readers(artifact, block)
+    readers = _readers(artifact, block)
     for module, quantized in modules_of(artifact).items():
         left = [leaves(name, block) for name in _names(module)]
-        out = bool(inside) and not any(name in module for name in inside)
         if quantized and all(left):
             yield Failure(module, f"is quantised, but {field} in config.json leaves it alone")
-        elif not quantized and module in readers and not any(left) and not out:
+        elif not quantized and module in readers and not any(left):
             problem = f"is not quantised, but {field} in config.json does not leave it alone"
             yield Failure(module, f"{problem}: {readers[module]} looks for its codes")
 
 
 def _readers(artifact: Checkpoint, block: Mapping[str, Any]) -> dict[str, str]:
-    """Return which engine takes a module for quantised where no list leaves it alone."""
-    gptq = block.get("quant_method") == "gptq"
+    """Return which engine takes a module for quantised where no list leaves it alone.
+
+    `modules_in_block_to_quantize` is for linears: vLLM asks it for no experts.
+    """
+    inside, gptq = _flat(block.get(INSIDE)), block.get("quant_method") == "gptq"
     linears = "gptqmodel" if gptq else "vLLM" if block.get(LISTS["awq"][0]) else None
     readers = {}
     for atom in artifact.layout.atoms.values():
         if EXPERTS in atom.weight:
             readers[module_of(atom.weight)] = "vLLM"
         elif linears and ROLES[atom.role].linear and not optional_part(atom.name):
-            readers[module_of(atom.weight)] = linears
+            module = module_of(atom.weight)
+            if not inside or any(name in module for name in inside):
+                readers[module] = linears
     return readers
 
 

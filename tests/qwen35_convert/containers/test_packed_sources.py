@@ -437,11 +437,11 @@ def test_a_list_of_awq_that_names_a_part_of_a_quantised_name_is_named(copied):
     assert {f.tensor.rsplit(".", 1)[-1] for f in failures} == {"gate_proj"}
 
 
-def test_experts_that_no_rule_leaves_alone_are_named(tmp_path):
-    """vLLM takes experts for quantised, whatever their headers say."""
-    source, original, _ = source_of(
-        tmp_path, *CASES["gptq"][:2], gptq_block(dynamic=None), moe=True
-    )
+@pytest.mark.parametrize("inside", [{}, {"modules_in_block_to_quantize": [["model.layers"]]}])
+def test_experts_that_no_rule_leaves_alone_are_named(tmp_path, inside):
+    """vLLM takes experts for quantised, whatever their headers say, or a list of linears."""
+    block = gptq_block(dynamic=None, **inside)
+    source, original, _ = source_of(tmp_path, *CASES["gptq"][:2], block, moe=True)
     failures = api.verify(source, original, level="structure").failures
     assert failures
     assert all(f.tensor.startswith("mtp.layers.0.mlp.experts.") for f in failures)
