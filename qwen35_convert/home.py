@@ -1,4 +1,4 @@
-"""`~` in a command line, where shells leave it: in quotes, and after `=`."""
+"""`~` in a command line, where shells leave it: in quotes, after `=` and after `-o`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 PROMPT = "--prompt"  # the only words that are text
-HOME = re.compile(r"(--[a-z0-9-]+=|[a-z_.]+=)?~(?=/|$)")
+HOME = re.compile(r"(--[a-z0-9-]+=|[a-z_.]+=|-o)?~(?=/|$)")
 
 
 def at_home(words: Sequence[str]) -> list[str]:

@@ -56,10 +56,11 @@ def token_notes(source: Checkpoint) -> Iterator[str]:
     beyond = sorted((number, text) for text, number in ids.items() if number >= rows)
     if beyond:
         number, text = beyond[-1]
+        several = f"{len(beyond)} tokens have no row in the embedding, up to {text!r} with"
+        which = several if beyond[1:] else f"the token {text!r} has no row in the embedding,"
         yield (
-            f"{TOKENIZER}: {len(beyond)} tokens have no row in the embedding, up to {text!r} with "
-            f"the id {number}, of {rows} rows: engines fail on them; resize the embedding "
-            "(resize_token_embeddings), or take the tokenizer that the model was trained with"
+            f"{TOKENIZER}: {which} the id {number}, of {rows} rows: engines fail on "
+            "such a token; resize the embedding (resize_token_embeddings), or take the tokenizer that the model was trained with"
         )
 
 

@@ -14,6 +14,7 @@ from tests.qwen35_convert.command import qwen35
         ("~", "/home/ada"),
         ("~/model", "/home/ada/model"),
         ("--out=~/model", "/home/ada/model"),
+        ("-o~/model", "/home/ada/model"),
         ("quantize.imatrix=~/im.gguf", "/home/ada/im.gguf"),
     ],
 )
