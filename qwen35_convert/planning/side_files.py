@@ -56,11 +56,12 @@ def token_notes(source: Checkpoint) -> Iterator[str]:
     beyond = sorted((number, text) for text, number in ids.items() if number >= rows)
     if beyond:
         number, text = beyond[-1]
-        several = f"{len(beyond)} tokens have no row in the embedding, up to {text!r} with"
-        which = several if beyond[1:] else f"the token {text!r} has no row in the embedding,"
+        last = f"{text!r} with the id {number}"
+        which = f"{len(beyond)} tokens, up to {last}, have" if beyond[1:] else f"{last} has"
         yield (
-            f"{TOKENIZER}: {which} the id {number}, of {rows} rows: engines fail on "
-            "such a token; resize the embedding (resize_token_embeddings), or take the tokenizer that the model was trained with"
+            f"{TOKENIZER}: {which} no row in the embedding of {rows} rows: engines fail on such a "
+            "token; resize the embedding (resize_token_embeddings), or take the tokenizer that the "
+            "model was trained with"
         )
 
 

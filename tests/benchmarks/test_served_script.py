@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shlex
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -62,26 +63,34 @@ def path(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
+@pytest.fixture
+def port():
+    """A port that nobody listens to."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
 @pytest.mark.usefixtures("path")
-def test_each_line_is_run_as_it_is_shown(script, nano, tmp_path):
+def test_each_line_is_run_as_it_is_shown(script, nano, tmp_path, port):
     results, folder = tmp_path / "results.jsonl", tmp_path / "it's here"
     text = ROOT / "qwen35_convert" / "text" / "default_text.txt"
     options = ["--recipes", "fp8-block-hub", "--folder", str(folder), "--device", "cpu"]
     options += ["--results", str(results), "--added=--of-this machine", "--commit", "abc"]
-    assert script.main([str(nano), "--text", str(text), *options, "--port", "8437"]) == 0
+    assert script.main([str(nano), "--text", str(text), *options, "--port", str(port)]) == 0
     found = [json.loads(line) for line in results.read_text().splitlines()]
     plain, draft = sorted(found, key=lambda line: "speculative" in line["line"])
     name = f"{nano.name}-fp8-block-hub"
     assert plain["line"] == f"vllm serve {name} --max-model-len 2048 --max-num-seqs 8"
     words = shlex.split(plain["line"].replace(name, shlex.quote(str(folder / name))))
-    assert plain["text"] == " ".join([*words[1:], "--of-this machine --port 8437"])
+    assert plain["text"] == " ".join([*words[1:], f"--of-this machine --port {port}"])
     assert (draft["drafted"], draft["accepted"], "drafted" in plain) == (30, 12, False)
     assert len(plain["greedy_common"]) == plain["prompts"] == 3
 
 
 @pytest.mark.usefixtures("path")
-def test_a_line_that_starts_nothing_is_told(script, nano, tmp_path):
+def test_a_line_that_starts_nothing_is_told(script, nano, tmp_path, port):
     job = script.Job(nano, "fp8-block-hub", tmp_path)
     line = script.Line(job, "serve", "vllm serve x --kv-cache-dtype fp8", "")
-    found = script.ask(line, 8439, {"prompts": [], "new_tokens": 1})
+    found = script.ask(line, port, {"prompts": [], "new_tokens": 1})
     assert (found["starts"], found["error"]) == (False, "ValueError: no such cache")
