@@ -12,6 +12,7 @@ import runtime.compare as compare_module
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.compare import compare_logits
 from runtime.layer_pass import LayerPass
+from runtime.layerwise import Walk
 from tests.checkpoints import hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import to_fp8
 from tests.runtime.models import SHORT, load, some_ids
@@ -47,6 +48,11 @@ def written(folder, weights, config, **changes):
 def compared(source, artifact):
     ids = torch.tensor(some_ids(60, load(source))).view(2, 30)
     return compare_logits(*map(open_checkpoint, (source, artifact)), ids, device="cpu")
+
+
+def walked(folder):
+    ids = [torch.tensor([1, 2, 3])]
+    return Walk.over(open_checkpoint(folder), ids, device="cpu", dtype=torch.float32)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["dense", "moe"])
@@ -128,3 +134,18 @@ def test_fp8_shares_nothing_with_its_source(made, tmp_path, runs):
     source = written(tmp_path / "source", weights, config)
     compared(source, write_checkpoint(tmp_path / "fp8", config, to_fp8(weights)))
     assert len(runs) == 2 * LAYERS
+
+
+def test_no_tensor_of_a_layer_is_left_out_of_the_comparison(made, tmp_path):
+    """One bit of any of them is another layer: of norms, A_log and the router, too."""
+    config, weights = made
+    one = walked(written(tmp_path / "source", weights, config))
+    inside = [name for name in weights if name.startswith(f"{P}layers.")]
+    assert len(inside) > 10 * LAYERS
+    for name in inside:
+        other = weights[name].clone()
+        other.view(torch.uint8).view(-1)[-1] ^= 1
+        artifact = written(tmp_path / "artifact", weights | {name: other}, config)
+        layer = int(name.removeprefix(f"{P}layers.").split(".")[0])
+        same = [alike_module._same_layer(one, walked(artifact), i) for i in range(LAYERS)]
+        assert same == [i != layer for i in range(LAYERS)], name
