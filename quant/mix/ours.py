@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from quant.mix.tensors import Facts, MixTensor
 
-EMBEDDING = "token_embd"
+EMBEDDING, HEAD = "token_embd", "output"
 
 
 def pick(
@@ -93,7 +93,8 @@ def _hulls(
     hulls = []
     for tensor in free:
         place = place_of(tensor.block, facts)
-        key = tensor.kind, place, tensor.shape, tensor.block < facts.num_layers
+        weighed = tensor.name not in facts.unknown, tensor.block < facts.num_layers
+        key = tensor.kind, place, tensor.shape, weighed
         if key not in alike:
             loss = sensitivity_of(tensor.kind, facts, place) / max(1, layers[tensor.kind])
             alike[key] = hull(_options(mix, tensor, facts, loss))
@@ -103,8 +104,8 @@ def _hulls(
 
 def _options(mix: str, tensor: MixTensor, facts: Facts, loss: float) -> list[Option]:
     """Return the types that a tensor may have; `loss` is that of an error of 1."""
-    columns = tensor.shape[-1]
-    weighed = facts.imatrix and tensor.block < facts.num_layers
+    columns, known = tensor.shape[-1], tensor.name not in facts.unknown
+    weighed = facts.imatrix and tensor.block < facts.num_layers and known
     errors = ERROR if weighed and tensor.kind != EMBEDDING else UNWEIGHTED_ERROR
     allowed = _ladder(mix, tensor.kind, imatrix=weighed)
     types = dict.fromkeys(codec.fallback(type_, columns) for type_ in allowed)
@@ -126,7 +127,8 @@ def _ladder(mix: str, kind: str, *, imatrix: bool) -> tuple[str, ...]:
 def _poor(own: str, kind: str, imatrix: bool) -> frozenset[str]:  # noqa: FBT001 - private
     """Return the types not to give: a mix that is itself poor without a matrix is refused later."""
     if imatrix or own in codec.POOR_UNWEIGHTED:
-        return codec.WEIGHTED_ONLY if kind == EMBEDDING else frozenset()
+        unweighed = kind == EMBEDDING or (kind == HEAD and not imatrix)
+        return codec.WEIGHTED_ONLY if unweighed else frozenset()
     return codec.POOR_UNWEIGHTED
 
 

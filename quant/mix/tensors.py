@@ -41,6 +41,7 @@ class Facts:
     gqa          query heads per key head
     tied         the head is the embedding
     imatrix      an importance matrix is used
+    unknown      GGUF names of tensors that it says nothing of
     """
 
     num_layers: int
@@ -48,3 +49,4 @@ class Facts:
     gqa: int
     tied: bool
     imatrix: bool
+    unknown: frozenset[str] = frozenset()

@@ -35,6 +35,7 @@ from qwen35_convert.card.front_matter import read_front_matter, words
 from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs
 from qwen35_convert.containers.gguf.entry import Entry
 from qwen35_convert.containers.gguf.importance import (
+    Importance,
     calibration_pairs,
     check_needed,
     read_importance,
@@ -69,11 +70,11 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         if stacked[0].index is not None:
             check_whole(name, len(stacked), source.config.sizes["E"])
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
-    chosen = _choose_types(source, recipe, tensors, shapes)
+    importance = read_importance(recipe, tensors, shapes)
+    chosen = _choose_types(source, recipe, tensors, shapes, importance)
     parts_of = {n: ggml_type(chosen[n].type).parts(n, shape) for n, shape in shapes.items()}
     infos = [part.info for stored in parts_of.values() for part in stored]
     items = tuple(_items(recipe, tensors, parts_of, chosen))
-    importance = read_importance(recipe, tensors, shapes)
     written = [(item.atom, item.scheme) for item in items]
     check_calibrated(recipe, written, [name.lower() for name in CODES])
     types = {name: choice.type for name, choice in chosen.items()}
@@ -130,6 +131,7 @@ def _choose_types(
     recipe: Recipe,
     tensors: Mapping[str, Sequence[Entry]],
     shapes: Mapping[str, Shape],
+    importance: Importance,
 ) -> dict[str, Choice]:
     """Apply the mix and the rules; what they refuse is the recipe's fault."""
     sizes, choice_of = source.config.sizes, recipe.quantize
@@ -137,12 +139,14 @@ def _choose_types(
         MixTensor(name, parts[0].atom.role, shapes[name], tuple(part.atom.name for part in parts))
         for name, parts in tensors.items()
     ]
+    weighed = choice_of.imatrix is not None
     facts = Facts(
         num_layers=len(source.config.layer_types),
         num_experts=sizes.get("E", 0),
         gqa=sizes["NH"] // sizes["NKV"],
         tied=source.layout.tied,
-        imatrix=choice_of.imatrix is not None,
+        imatrix=weighed,
+        unknown=frozenset(tensors.keys() - importance.known if weighed else ()),
     )
     rules = policy_rules(recipe)
     try:

@@ -7,6 +7,7 @@ shapes: by case and mix, `TYPE TYPE:blocks` of the kinds of tensors that it hold
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -195,6 +196,22 @@ def test_without_an_importance_matrix_ours_asks_for_no_type_that_needs_one(name,
 def test_the_embedding_has_no_type_that_cannot_do_without_a_matrix(mix):
     tensors, facts = case("27B", imatrix=True)
     assert choose(mix, tensors, facts)["token_embd.weight"].type not in ggml.WEIGHTED_ONLY
+
+
+@pytest.mark.parametrize("mix", ["iq3_s", "q2_k", "q3_k_m", "q4_k_m"])
+def test_what_a_matrix_does_not_know_asks_for_none(mix):
+    tensors, facts = case("27B", imatrix=True)
+    unknown = frozenset(t.name for t in tensors if t.kind in {"ffn_up", "attn_qkv"})
+    chosen = choose(mix, tensors, replace(facts, unknown=unknown), like_llama_cpp=False)
+    assert ggml.POOR_UNWEIGHTED.isdisjoint(chosen[name].type for name in unknown)
+
+
+@pytest.mark.parametrize("mix", ["iq2_xxs", "iq2_m", "iq3_xxs"])
+def test_a_head_that_a_matrix_of_llama_cpp_does_not_know_can_be_encoded(mix):
+    tensors, facts = case("27B", imatrix=True)
+    facts = replace(facts, unknown=frozenset({"output.weight"}))
+    head = choose(mix, tensors, facts, like_llama_cpp=False)["output.weight"]
+    assert head.type not in ggml.WEIGHTED_ONLY
 
 
 def test_beside_experts_everything_in_a_large_q4_k_m_is_q8_0_or_nearly():
