@@ -14,10 +14,11 @@ from qwen35_convert.page.scale import errors_scale, figure, short, sizes_scale
 
 Line = dict[str, Any]
 TOOLS = {
-    "mix": ("our mixes", "c3"), "llama.cpp": ("llama.cpp's mixes", "c2"),
+    "mix": ("our mixes", "c3"), "gptq": ("our mixes, GPTQ", "c7"),
+    "llama.cpp": ("llama.cpp's mixes", "c2"),
     "auto-round": ("AutoRound", "c4"), "mlx": ("mlx-lm", "c5"),
-    "recipe": ("our recipes, compressed-tensors", "c6"),
-    "fit-folder": ("our fits, compressed-tensors", "c8"), "fit": ("our fits, GGUF", "c1"),
+    "recipe": ("our recipes, folders", "c6"),
+    "fit-folder": ("our fits, folders", "c8"), "fit": ("our fits, GGUF", "c1"),
 }  # fmt: skip
 PANEL = Frame(500.0, 420.0, left=62.0, top=66.0, right=14.0, bottom=52.0)
 LEGEND, RADIUS, LETTER = 34.0, 3.5, 7.2
@@ -34,7 +35,8 @@ DARK = "@media (prefers-color-scheme: dark) {"
 
 
 def picture_of(lines: Sequence[Line]) -> str:
-    """Return the picture as it is written to a file."""
+    """Return the picture of the tools above as it is written to a file."""
+    lines = [one for one in lines if one["tool"] in TOOLS]
     models = sorted({one["model"] for one in lines})
     width, height = PANEL.width * len(models), PANEL.height + LEGEND
     svg = element("svg", viewBox=f"0 0 {width:g} {height:g}", xmlns="http://www.w3.org/2000/svg")

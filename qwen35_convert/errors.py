@@ -73,6 +73,12 @@ class FetchError(Qwen35Error):
         return "\n  ".join((*lines, f"fix       {self.fix}"))
 
 
+class SaveError(FetchError):
+    """What was requested cannot be saved: its folder is not writable, or its disk too small."""
+
+    exit_code = OUTPUT
+
+
 class OutputError(Qwen35Error):
     """OUT cannot be written, or must not be replaced."""
 

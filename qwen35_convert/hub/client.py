@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from formats.missing import near
-from qwen35_convert.errors import FetchError
+from qwen35_convert.errors import FetchError, SaveError
 from qwen35_convert.hub.address import repository_at
 from qwen35_convert.hub.files import Entry
 
@@ -193,7 +193,7 @@ class Hub:
         if isinstance(error, OSError) and error.filename:
             place = f"{error.filename}: {error.strerror}"
             fix = "choose another folder: -o, or HF_HOME for the cache"
-            return FetchError(f"{what} cannot be saved", place, "a folder to write to", fix)
+            return SaveError(f"{what} cannot be saved", place, "a folder to write to", fix)
         return FetchError(*next(row[1:] for row in rows if isinstance(error, row[0])))
 
 

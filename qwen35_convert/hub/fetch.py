@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.errors import NOTHING
-from qwen35_convert.errors import FetchError
+from qwen35_convert.errors import FetchError, SaveError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub
 from qwen35_convert.hub.files import (
     INDEX,
@@ -257,7 +257,7 @@ class _Download:
         free = shutil.disk_usage(next(p for p in (folder, *folder.parents) if p.exists())).free
         if required > free:
             remedy = "free some space, or choose another folder (-o, HF_HOME)"
-            raise FetchError(f"{folder} is too small", f"{free} bytes", f"{required} bytes", remedy)
+            raise SaveError(f"{folder} is too small", f"{free} bytes", f"{required} bytes", remedy)
 
     def _note_branch(self) -> None:
         """Write which commit the branch was into the cache, so that it is found offline."""

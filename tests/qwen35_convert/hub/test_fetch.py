@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_convert.errors import FetchError
+from qwen35_convert.errors import FetchError, SaveError
 from qwen35_convert.hub.client import parse_repo
 from qwen35_convert.hub.fetch import fetch
 from tests.qwen35_convert.hub.hub_server import SETTINGS, Fault, Hub, checkpoint, git_id, only_hub
@@ -404,8 +404,9 @@ def test_a_repository_that_lacks_a_file_is_refused_before_the_weights(hub: Hub, 
 
 def test_a_full_disk_is_seen_before_the_download(hub: Hub, sha: str, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 5000})())
-    with pytest.raises(FetchError, match=r"too small(.|\n)*5000 bytes"):
+    with pytest.raises(SaveError, match=r"too small(.|\n)*5000 bytes") as caught:
         fetch(REPO, progress=False)
+    assert caught.value.exit_code == 4
     assert hub.got() == [INDEX]
 
 
@@ -413,10 +414,11 @@ def test_a_full_disk_is_seen_before_the_download(hub: Hub, sha: str, monkeypatch
 def test_a_folder_that_cannot_be_written_is_named(hub: Hub, sha: str, tmp_path, monkeypatch, to):
     (tmp_path / "file").touch()
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
-    with pytest.raises(FetchError, match="cannot be saved") as caught:
+    with pytest.raises(SaveError, match="cannot be saved") as caught:
         fetch(REPO, to=to and tmp_path / to, progress=False)
     assert str(tmp_path / "file") in caught.value.got
     assert "choose another folder" in caught.value.fix
+    assert caught.value.exit_code == 4
     assert caught.value.left == "nothing was written"
 
 

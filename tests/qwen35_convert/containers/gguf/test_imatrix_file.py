@@ -234,7 +234,7 @@ def test_what_is_no_imatrix_is_refused(tmp_path):
     with pytest.raises(FormatError, match=r"quantize.imatrix: .*missing.gguf cannot be read"):
         api.plan(NANO, recipe(tmp_path / "missing.gguf"), out=tmp_path / "m.gguf")
     (tmp_path / "text.gguf").write_text("not a GGUF file, but long enough for a header")
-    with pytest.raises(FormatError, match="text.gguf is not an imatrix"):
+    with pytest.raises(FormatError, match=r"text.gguf is not an imatrix"):
         api.plan(NANO, recipe(tmp_path / "text.gguf"), out=tmp_path / "m.gguf")
 
 
