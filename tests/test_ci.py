@@ -178,8 +178,9 @@ def test_the_recipe_for_editors_is_one(tmp_path):
 def test_the_options_that_the_page_names_exist():
     said = called("convert", "-h").stdout + called("recipes", "-h").stdout
     options = {*re.findall(r"--[a-z][a-z0-9-]*", PAGE)} - {"--constraint", "--extra-index-url"}
-    options -= {"--against", "--list-checks"}
+    options -= {"--against", "--level", "--list-checks"}
     assert {option for option in options if option not in said} == set()
     verify = called("verify", "-h").stdout
     assert "--against" in verify
     assert "--list-checks" in verify
+    assert "--level" in verify

@@ -346,7 +346,7 @@ def test_hub_layout_without_vision_is_refused(tmp_path):
     config = text_config()
     weights = make_weights(config, Form(vision=False), namespace="text")
     source = write_checkpoint(tmp_path / "in", config, weights)
-    with pytest.raises(FormatError, match="layout text"):
+    with pytest.raises(FormatError, match="layout hub"):
         api.convert(source, tmp_path / "out", read_recipe("fp8-block-hub"))
 
 

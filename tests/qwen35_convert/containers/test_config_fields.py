@@ -62,7 +62,7 @@ def test_what_is_not_the_source_s_is_named(check, fields, said):
         {"anything": None, "something": [], "more": {}},
         {"transformers_version": "5.24.0", "use_cache": False, "initializer_range": 0.01},
         {"full_attention_interval": 4, "output_gate_type": "swish", "is_causal": True},
-        {"rope_theta": 1e7, "torch_dtype": "torch.bfloat16", "attn_output_gate": None},
+        {"rope_theta": 1e7, "torch_dtype": "torch.bfloat16", "attn_output_gate": True},
     ],
 )
 def test_what_changes_nothing_is_not(check, fields):
