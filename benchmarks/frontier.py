@@ -97,22 +97,20 @@ class Bench:
         """Return what every GGUF file of ours is made with."""
         return ["mtp=drop", "vision=drop", f"quantize.imatrix={self.imatrix()}"]
 
-    def gptq(self) -> dict[str, object]:
-        """Return what a recipe's `quantize` says of codes fitted to the calibration text."""
-        return {"method": "gptq", "calibrate": {"text": self.question[0], "tokens": TOKENS}}
-
     def by_gptq(self, recipe: Recipe) -> Recipe:
         """Return the recipe with codes fitted to the calibration text."""
         import qwen35_convert as q
 
         told = recipe.model_dump()
-        return q.Recipe.model_validate(told | {"quantize": told["quantize"] | self.gptq()})
+        asked = {"method": "gptq", "calibrate": {"text": self.question[0], "tokens": TOKENS}}
+        return q.Recipe.model_validate(told | {"quantize": told["quantize"] | asked})
 
-    def fits(self, recipe: str, ending: str, targets: Sequence[float]) -> Iterator[Made]:
+    def fits(self, tool: str, recipe: str, targets: Sequence[float]) -> Iterator[Made]:
         """Yield what fits each target, by one measurement of costs."""
         import qwen35_convert as q
 
-        is_file = ending == ".gguf"
+        is_file = tool != "fit-folder"
+        ending = ".gguf" if is_file else ""
         chosen = q.read_recipe(recipe, self.settings() if is_file else ["mtp=drop", "vision=drop"])
         costs = self.work / f"{self.source.name}-costs{ending}.json"
         if not costs.exists():
@@ -126,15 +124,8 @@ class Bench:
             except q.RecipeError as error:
                 print(f"{self.source.name} {recipe} {bits:g} bits: {error}", flush=True)
                 continue
-            tool = "fit" if is_file else "fit-folder"
+            fitted = self.by_gptq(fitted) if tool == "fit-gptq" else fitted
             yield Made(tool, f"{bits:g} bits", out, partial(self.convert, fitted))
-
-    def fits_by_gptq(self, targets: Sequence[float]) -> Iterator[Made]:
-        """Yield fits for GGUF with codes fitted to the calibration text."""
-        for made in self.fits("gguf-q8_0", ".gguf", targets):
-            assert isinstance(made.make, partial), "a fit is made by its recipe"
-            fitted = self.by_gptq(made.make.args[0])
-            yield Made("fit-gptq", made.name, made.path, partial(self.convert, fitted))
 
     def room(self, recipe: Recipe, bits: float) -> int:
         """Return the bytes of a folder whose weights that have a choice have these bits."""
@@ -234,12 +225,12 @@ def measured(bench: Bench, made: Made) -> Line:
 def every(bench: Bench, options: argparse.Namespace) -> Iterator[Made]:
     """Yield what is asked for."""
     ours = {
-        "fit": partial(bench.fits, "gguf-q8_0", ".gguf", options.targets),
-        "fit-folder": partial(bench.fits, "fp8-block", "", options.targets),
+        "fit": partial(bench.fits, "fit", "gguf-q8_0", options.targets),
+        "fit-folder": partial(bench.fits, "fit-folder", "fp8-block", options.targets),
         "recipe": bench.uniform,
         "mix": bench.mixes,
         "gptq": bench.mixes_by_gptq,
-        "fit-gptq": partial(bench.fits_by_gptq, options.targets),
+        "fit-gptq": partial(bench.fits, "fit-gptq", "gguf-q8_0", options.targets),
     }
     for tool in options.tools:
         yield from ours[tool]()

@@ -47,7 +47,7 @@ Encode = Callable[[int, Worker], object]
 class Encoder:
     """Encodes a layer's items by the sums of their inputs, as these are complete.
 
-    encode  called on threads with the number of an item, and what it is to be encoded with
+    encode   called on threads with the number of an item, and what it is to be encoded with
     streams  how rows make up for one another that are added to the residual stream
     """
 

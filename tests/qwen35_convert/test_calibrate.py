@@ -19,6 +19,7 @@ from qwen35_convert.calibration.memory import check_memory
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.run.memory import resident
+from tests.qwen35_convert.killed import killed_at
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq")
 ROOT = Path(__file__).parents[2]
@@ -55,15 +56,8 @@ def test_the_receipt_says_what_calibrated(made):
 
 
 def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, monkeypatch):
-    def killed(path, seen, left, append=executor.append_seen):
-        if seen.stage == "layers.2":
-            raise KeyboardInterrupt
-        append(path, seen, left)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "append_seen", killed)
-        with pytest.raises(KeyboardInterrupt):
-            convert(nano_path, tmp_path / "out", verify=False)
+    with killed_at("layers.2", monkeypatch):
+        convert(nano_path, tmp_path / "out", verify=False)
     began = []
     say = executor.append_seen
     monkeypatch.setattr(

@@ -12,7 +12,6 @@ import torch
 import qwen35_convert as q
 from formats.family.ops import Tile
 from formats.gguf.checkpoint import first_file
-from qwen35_convert.calibration import executor
 from qwen35_convert.calibration.encoder import columns_of
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
@@ -21,6 +20,7 @@ from runtime.compare import compare_logits
 from runtime.load import load_model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp
+from tests.qwen35_convert.killed import killed_at
 from tests.runtime.models import full
 
 SETTINGS = ("quantize.calibrate.tokens=2048", "quantize.method=gptq")
@@ -58,15 +58,8 @@ def test_workers_change_no_byte(made, nano_path, tmp_path):
 
 
 def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, monkeypatch):
-    def killed(path, seen, left, append=executor.append_seen):
-        if seen.stage == "layers.2":
-            raise KeyboardInterrupt
-        append(path, seen, left)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "append_seen", killed)
-        with pytest.raises(KeyboardInterrupt):
-            convert(nano_path, tmp_path / "out.gguf", verify=False)
+    with killed_at("layers.2", monkeypatch):
+        convert(nano_path, tmp_path / "out.gguf", verify=False)
     done = convert(nano_path, tmp_path / "out.gguf")
     assert (tmp_path / "out.gguf").read_bytes() == made.read_bytes()
     assert done.receipt == receipt_of(made).read_bytes()
