@@ -23,7 +23,7 @@ from benchmarks.fault_scene import (
 )
 from benchmarks.faulty_disk import Disk, fail_reads, harm_source
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 
 HARMS = ("cut", "emptied", "removed", "replaced")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from formats.family.rules import Form
 from qwen35_convert import api, cli
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run import bus_error
 from qwen35_convert.run import items as run
 from tests.checkpoints import hub_config, make_weights, text_config, write_checkpoint

@@ -26,7 +26,7 @@ from benchmarks.models import COMMON, NAMES, SIZES
 from benchmarks.sparse import Shape, write_sparse
 from formats.family.rules import Form
 from qwen35_convert.containers.registry import expect, open_checkpoint
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 
 if TYPE_CHECKING:
     from formats.tensor import TensorInfo

@@ -30,7 +30,7 @@ from qwen35_convert.fit.probes import Probes
 from qwen35_convert.fit.rounded import Rounder
 from qwen35_convert.fit.sensitivity import forms_of
 from qwen35_convert.fit.sizes import Sizes, sizes_of
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.verification.logits import token_rows
 
 RESULTS = Path(__file__).parent / "results" / "sensitivity.jsonl"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -16,6 +16,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     holding = [whole for whole in names if sought and f"_{sought}_" in f"_{whole}_"]
     near = holding or get_close_matches(sought, names, 1)
     return names[near[0]] if near else None
+
+
+def guess(name: str, known: Collection[str]) -> str:
+    """Return the words that offer the known name nearest to one that is not known, if any is."""
+    near = nearest(name, known)
+    return f", did you mean {near!r}?" if near else ""
 
 
 def _words(name: str) -> str:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from qwen35_convert.options import Limit, RunOptions
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.publish import Uploaded
-    from qwen35_convert.recipe import Recipe, read_recipe
+    from qwen35_convert.recipe.recipe import Recipe, read_recipe
     from qwen35_convert.source import Merge
     from qwen35_convert.text.generation import Prompt
     from qwen35_convert.verification.logits import LogitsCheck
@@ -89,7 +89,7 @@ HOMES = {  # of what is not in API
     "QuantError": "quant.errors",
     "Question": "qwen35_convert.fit.question",
     "Qwen35Error": "formats.errors",
-    "Recipe": "qwen35_convert.recipe",
+    "Recipe": "qwen35_convert.recipe.recipe",
     "RecipeError": "qwen35_convert.errors",
     "Report": "qwen35_convert.verification.verify",
     "RunOptions": "qwen35_convert.options",
@@ -97,7 +97,7 @@ HOMES = {  # of what is not in API
     "Sweep": "qwen35_convert.benchmarking.bench",
     "Uploaded": "qwen35_convert.publish",
     "inspect": "qwen35_convert.inspection.source",
-    "read_recipe": "qwen35_convert.recipe",
+    "read_recipe": "qwen35_convert.recipe.recipe",
 }
 
 __all__ = [

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_convert.comparison.folders import HERE, Folders
-from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.containers.registry import default_recipe, open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, RunOptions, check_device
 from qwen35_convert.progress import items_bar
-from qwen35_convert.recipe_choice import default_recipe, named_recipe, quantize_recipe
+from qwen35_convert.recipe.choice import named_recipe, quantize_recipe
 from qwen35_convert.source import Merge, Source, open_headers, open_source, path_here
 from qwen35_convert.text.tokens import DEFAULT
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from qwen35_convert.hub.fetch import Fetched
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.publish import Uploaded
-    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.recipe.recipe import Recipe
     from qwen35_convert.text.generation import Prompt
     from qwen35_convert.verification.logits import LogitsCheck
     from qwen35_convert.verification.verify import Report

@@ -28,7 +28,7 @@ from qwen35_convert.errors import FetchError, OutputError
 from qwen35_convert.options import RunOptions, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import bytes_bar, ignore, notice
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.run.executor import Executor
 from qwen35_convert.run.placed import as_bytes
 from qwen35_convert.run.worker import Effort

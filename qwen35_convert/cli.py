@@ -15,7 +15,16 @@ from typing import Annotated
 import typer
 
 from formats.errors import INPUT, INTERRUPTED, LACKING, Qwen35Error
-from qwen35_convert.commands import comparing, converting, fitting, hub, looking, proving, using
+from qwen35_convert.commands import (
+    comparing,
+    converting,
+    fitting,
+    hub,
+    looking,
+    proving,
+    recipes,
+    using,
+)
 from qwen35_convert.errors import Interrupted, OutputError
 from qwen35_convert.home import at_home
 from qwen35_convert.misuse import show_misuse
@@ -43,7 +52,7 @@ COMMANDS = (
     using.bench,
     using.run,
     hub.upload,
-    looking.recipes,
+    recipes.recipes,
 )
 DONE = "what the command writes is there; only what it prints is lost"
 COLLECTED_FROM = 200_000  # new objects; at Python's 700, collections are a tenth of `import torch`

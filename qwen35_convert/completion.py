@@ -6,7 +6,7 @@ A name that is no value is completed as a file by the shell itself.
 from __future__ import annotations
 
 from qwen35_convert.options import DEVICES, EXECUTORS, LEVELS
-from qwen35_convert.recipe_files import bundled_recipes
+from qwen35_convert.recipe.files import bundled_recipes
 
 
 def _starting(names: list[str] | tuple[str, ...], incomplete: str) -> list[str]:

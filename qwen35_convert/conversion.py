@@ -13,7 +13,7 @@ from qwen35_convert.calibration.means import check_means
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planned import plan_conversion
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from qwen35_convert.artifact import Conversion

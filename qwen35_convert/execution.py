@@ -17,7 +17,7 @@ from qwen35_convert.options import RunOptions
 from qwen35_convert.planned import Planned
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import ignore, items_bar, notice
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.run.executor import Executor, open_executor
 from qwen35_convert.run.first_use import warm_all
 from qwen35_convert.run.memory import fit_memory

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from formats.nearest import guess
 from qwen35_convert.errors import MissingError, RecipeError
-from qwen35_convert.recipe_files import guess
 
 if TYPE_CHECKING:
     from qwen35_convert.planning.plan import Plan

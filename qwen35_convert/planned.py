@@ -12,7 +12,7 @@ from qwen35_convert.containers.registry import expect
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

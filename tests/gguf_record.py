@@ -91,7 +91,7 @@ def _alike(left: Any, right: Any) -> bool:
 def convert(source: Path, out: Path, case: str) -> Path:
     """Return our file of a case, written below `out`."""
     from qwen35_convert import api
-    from qwen35_convert.recipe import build_recipe
+    from qwen35_convert.recipe.recipe import build_recipe
 
     mix, mtp, vision = CASES[case]
     recipe = build_recipe(

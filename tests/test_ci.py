@@ -20,7 +20,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 import yaml
 
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.qwen35_convert.command import ROOT, called
 
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")

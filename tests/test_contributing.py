@@ -32,7 +32,7 @@ def test_the_words_that_tables_are_called_by_are_in_their_files():
         "formats/family/roles.py": "ROLES",
         "quant/registry.py": "SCHEMES",
         "qwen35_convert/containers/registry.py": "CONTAINERS",
-        "qwen35_convert/recipe_parts.py": "FORMATS",
+        "qwen35_convert/recipe/parts.py": "FORMATS",
         "qwen35_convert/options.py": "EXECUTORS",
         "qwen35_convert/verification/table.py": "CHECKS",
     }

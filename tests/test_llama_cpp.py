@@ -22,7 +22,7 @@ from transformers import Qwen3_5ForConditionalGeneration
 
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.recipe import Recipe, build_recipe
+from qwen35_convert.recipe.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
 from runtime.model import Model, draft_states, hidden_states, logits

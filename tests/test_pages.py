@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_convert.recipe import read_recipe
-from qwen35_convert.recipe_files import bundled_recipes
+from qwen35_convert.recipe.files import bundled_recipes
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.generated import DOCS, PAGES
 
 ROOT = DOCS.parent

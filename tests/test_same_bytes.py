@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from qwen35_convert.cli import app
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 
 GOLDEN = Path(__file__).parent / "golden" / "artifact_sha256.json"
 Hashes = dict[str, str]

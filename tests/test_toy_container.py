@@ -22,13 +22,13 @@ from formats.family.recognise import recognise
 from formats.safetensors.file import torch_dtype
 from formats.tensor import TensorInfo
 from quant.registry import RECOGNISERS
-from qwen35_convert import api, recipe
+from qwen35_convert import api
 from qwen35_convert.containers import registry
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.plan import Plan, Shard
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import Format
+from qwen35_convert.recipe.parts import FORMATS, Format
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.text.generation import Prompt
 from qwen35_convert.write.receipt import dump_json
 
@@ -109,13 +109,13 @@ class ToyBox(SafetensorsFolder):
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
     """Add the container for these tests alone."""
-    containers, forms = dict(registry.CONTAINERS), dict(recipe.FORMATS)
+    containers, forms = dict(registry.CONTAINERS), dict(FORMATS)
     registry.register(ToyBox(), Format())
     yield
     registry.CONTAINERS.clear()
     registry.CONTAINERS.update(containers)
-    recipe.FORMATS.clear()
-    recipe.FORMATS.update(forms)
+    FORMATS.clear()
+    FORMATS.update(forms)
 
 
 @pytest.fixture(scope="module")

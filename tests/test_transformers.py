@@ -18,7 +18,7 @@ from transformers.utils import logging
 from quant.stored import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 logging.set_verbosity_error()

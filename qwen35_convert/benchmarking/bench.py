@@ -18,7 +18,7 @@ from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.work import Work, count_work
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import check_device
-from qwen35_convert.recipe_parts import BenchSweep
+from qwen35_convert.recipe.parts import BenchSweep
 from qwen35_convert.versions import version
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.together import Parts, Together
 from qwen35_convert.planning.calibrated import HEAD
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe_parts import GPTQ, NEAREST, SWEEP
+from qwen35_convert.recipe.parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.threads import each
 from qwen35_convert.run.worker import Preparation, Worker
 

@@ -22,7 +22,7 @@ from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.calibrated import HEAD, layer_of, stages
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe_parts import GPTQ, SWEEP
+from qwen35_convert.recipe.parts import GPTQ, SWEEP
 from qwen35_convert.run.heap import share_heap
 from qwen35_convert.run.threads import one_torch_thread
 from qwen35_convert.run.worker import Preparation

@@ -6,7 +6,7 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import THREADS, RunOptions
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 
 def check_means(source: Checkpoint, recipe: Recipe, options: RunOptions) -> None:

@@ -31,7 +31,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
 from qwen35_convert.planning.calibrated import HEAD, adds_to_stream, stage_of, stages
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe_parts import GPTQ, NEAREST
+from qwen35_convert.recipe.parts import GPTQ, NEAREST
 from qwen35_convert.run.memory import MARGIN, resident
 from qwen35_convert.sizes import mb_text
 

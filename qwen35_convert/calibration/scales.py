@@ -18,7 +18,7 @@ from formats.family.cache_scales import cache_scales
 from qwen35_convert.calibration.texts import Texts
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.progress import ignore
-from qwen35_convert.recipe_parts import NO_CACHE
+from qwen35_convert.recipe.parts import NO_CACHE
 from qwen35_convert.run.threads import one_torch_thread
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import Calibrate
+from qwen35_convert.recipe.parts import Calibrate
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.text.tokens import CHUNK, DEFAULT, TOKENIZER, chunked, text_ids, text_path
 
 if TYPE_CHECKING:

@@ -192,7 +192,7 @@ def _proof(verdict: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _shown(recipe: Mapping[str, Any]) -> str:
-    from qwen35_convert.recipe import build_recipe
+    from qwen35_convert.recipe.recipe import build_recipe
 
     short = build_recipe(recipe).model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(short, sort_keys=False, allow_unicode=True)

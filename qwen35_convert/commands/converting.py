@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qwen35_convert.planning.plan import Plan
-    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.recipe.recipe import Recipe
     from qwen35_convert.source import Source as SourceOf
 
 
@@ -138,7 +138,7 @@ def _overrides(
 ) -> Iterator[str]:
     """Yield what options of their own change in a recipe, as KEY=VALUE."""
     if only:
-        from qwen35_convert.recipe import quoted
+        from qwen35_convert.recipe.recipe import quoted
 
         yield f"only={quoted(only)}"
     if chat_template or metadata:
@@ -176,7 +176,7 @@ def quantize(
 
     Example: qwen35 quantize ./Qwen3.5-9B -o ./Qwen3.5-9B-FP8 --scheme fp8-block
     """
-    from qwen35_convert.recipe_choice import quantize_recipe
+    from qwen35_convert.recipe.choice import quantize_recipe
 
     output = Output.of("quantize", output_format, junit, json=json)
     recipe = quantize_recipe(scheme, tuple(set_ or ()))

@@ -12,7 +12,7 @@ from qwen35_convert.commands.options import parse_bytes
 
 if TYPE_CHECKING:
     from qwen35_convert.fit.goal import Fitted, Goal
-    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.recipe.recipe import Recipe
 
 GOALS = "--fit, --target-size or --target-bpw"
 CONTEXT = 4096

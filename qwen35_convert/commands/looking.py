@@ -1,4 +1,4 @@
-"""What is there: checkpoints and recipes."""
+"""What a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from typing import Annotated
 
 import typer
 
-from formats.errors import MISUSED
 from qwen35_convert import completion
 from qwen35_convert.commands.options import (
     Base,
     Json,
-    Junit,
-    OutputFormat,
     Source,
     merged,
     parse_bytes,
 )
-from qwen35_convert.output import JSON, Output
 
 
 def inspect(
@@ -73,43 +69,3 @@ def inspect(
         report.print_start(inspection, serving)
     else:
         report.print_inspection(inspection, tensors=tensors)
-
-
-def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Recipe to print.", autocompletion=completion.recipe_names),
-    ] = None,
-    check: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="List every mistake in a recipe; exit 2 if there are any."
-        ),
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
-    ] = False,
-    json: Json = False,
-    output_format: OutputFormat = None,
-    junit: Junit = None,
-) -> None:
-    """List the bundled recipes, print one, or check your own.
-
-    Example: qwen35 recipes --check ours.yaml
-    """
-    from qwen35_convert import recipe_report
-
-    output = Output.of("recipes", output_format, junit, json=json)
-    if check is not None:
-        from qwen35_convert.recipe_check import check_recipe
-
-        mistakes = check_recipe(check)
-        output.mistakes(check, mistakes)
-        if mistakes:
-            raise typer.Exit(MISUSED)
-    elif schema:
-        recipe_report.print_schema()
-    elif name:
-        recipe_report.print_recipe(name, json=output.form == JSON)
-    else:
-        recipe_report.print_recipes(json=output.form == JSON)

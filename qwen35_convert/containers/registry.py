@@ -5,6 +5,7 @@ Adding one: a file that implements `Container`, and `register`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint
     from qwen35_convert.containers.container import Container
     from qwen35_convert.planning.plan import Plan
-    from qwen35_convert.recipe import Recipe
-    from qwen35_convert.recipe_parts import Format
+    from qwen35_convert.recipe.parts import Format
+    from qwen35_convert.recipe.recipe import Recipe
 
 # A path is offered to each in turn; the folder takes what is left.
 CONTAINERS: dict[str, Container] = {one.name: one for one in (GgufFiles(), SafetensorsFolder())}
@@ -28,7 +29,7 @@ def register(container: Container, form: Format) -> None:
 
     form  what a recipe of this format may say
     """
-    from qwen35_convert.recipe_parts import FORMATS
+    from qwen35_convert.recipe.parts import FORMATS
 
     others = {name: one for name, one in CONTAINERS.items() if name != container.name}
     CONTAINERS.clear()
@@ -49,6 +50,20 @@ def container_of(checkpoint: Checkpoint) -> Container:
 def open_checkpoint(path: Path, name: str = "") -> Checkpoint:
     """Open whatever is at a path, by its headers. FormatError if it is nothing that is known."""
     return container_for(path).open(path, name)
+
+
+def default_recipe(
+    source: Checkpoint, overrides: Sequence[str] = (), *, out: str | Path = ""
+) -> Recipe:
+    """Return the recipe that is used when none is named.
+
+    A GGUF file gets gguf-q8_0, a folder fp8-block; a folder made from quantised weights gets
+    bf16-split, because they are quantised a second time only on request.
+    """
+    from qwen35_convert.recipe.recipe import read_recipe
+
+    again = bool(source.layout.quantized)
+    return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
 
 
 def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:

@@ -13,8 +13,8 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.fit.goal import Goal
-from qwen35_convert.recipe import Recipe, build_recipe
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.recipe.recipe import Recipe, build_recipe
 
 ONE_TYPE = "q8_0"
 UNWEIGHTED = ("q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "q3_k_m", "iq3_s", "q2_k")

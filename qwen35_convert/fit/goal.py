@@ -24,7 +24,7 @@ from qwen35_convert.fit.choose import Choice, check_enough, choose_within, plann
 from qwen35_convert.fit.sizes import Costs, Sizes
 from qwen35_convert.heads import CHOSEN
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.serving.engines import LLAMA_CPP, VLLM
 from qwen35_convert.serving.memory import room_for_weights
 from qwen35_convert.sizes import size_text

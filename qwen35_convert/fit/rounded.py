@@ -27,8 +27,8 @@ from quant.importance import importance
 from quant.stored import Value, each_row, open_value
 from qwen35_convert.fit.sizes import scheme_of_form
 from qwen35_convert.planning.plan import Item
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import FORMATS, NEAREST
+from qwen35_convert.recipe.parts import FORMATS, NEAREST
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.run.worker import Preparation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.measure import Measured
 from qwen35_convert.fit.scales import Places
 from qwen35_convert.fit.sizes import Sizes, Unit
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.parts import FORMATS
 from qwen35_convert.versions import version
 
 SCHEMA = "qwen35-sensitivity"

@@ -30,8 +30,8 @@ from quant.registry import get_scheme, unknown
 from quant.scheme import Scheme
 from qwen35_convert.containers.registry import expect
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe import Recipe, build_recipe
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.recipe.recipe import Recipe, build_recipe
 
 EXPERT = re.compile(r"\.experts\.\d+\.")
 RULED = "rule "

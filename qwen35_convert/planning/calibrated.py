@@ -16,8 +16,8 @@ from quant.registry import SCHEMES
 from quant.scheme import Scheme
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import NEAREST
+from qwen35_convert.recipe.parts import NEAREST
+from qwen35_convert.recipe.recipe import Recipe
 
 # What a walk through the layers runs: the text model's, and the first of the MTP head.
 STAGE = re.compile(r"(layers\.\d+|mtp\.layers\.0)\.")

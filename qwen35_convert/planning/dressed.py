@@ -15,7 +15,7 @@ from formats.chat_template import FIELD, IN_CONFIG, IN_JSON, JINJA
 from formats.checkpoint import Checkpoint
 from formats.json_file import parse_object
 from formats.safetensors.nested import TEMPLATES
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 PROCESSOR = "processor_config.json"
 

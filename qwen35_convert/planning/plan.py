@@ -18,7 +18,7 @@ from formats.family.layout import Atom
 from formats.family.ops import Op
 from formats.tensor import TensorInfo
 from quant.scheme import Scheme
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,8 +16,8 @@ from quant.policy import PolicyRule
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.copies import check_copies
 from qwen35_convert.planning.side_files import check_sides
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.recipe.recipe import Recipe
 
 OTHERS = "all but what --only names"
 MAX_SHOWN = 5

@@ -19,7 +19,7 @@ from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import ignore
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.run.first_use import warm_all
 from qwen35_convert.run.items import convert_items
 from qwen35_convert.run.memory import fit_memory

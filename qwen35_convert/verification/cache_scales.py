@@ -21,7 +21,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import ATTENTION, KEYS, cache_scales
 from quant.stored import open_value
 from qwen35_convert.failure import Failure
-from qwen35_convert.recipe_parts import NO_CACHE
+from qwen35_convert.recipe.parts import NO_CACHE
 from qwen35_convert.verification.proof import Proof
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from formats.safetensors.nested import is_nested
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.recipe import Recipe, build_recipe
+from qwen35_convert.recipe.recipe import Recipe, build_recipe
 from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.verdict import Verdict
 

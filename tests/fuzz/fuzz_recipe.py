@@ -6,12 +6,16 @@ import tempfile
 from pathlib import Path
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
+from qwen35_convert.recipe.recipe import Recipe, build_recipe, read_recipe
 from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "x.yaml"
-MODULES = ("qwen35_convert.recipe", "qwen35_convert.recipe_files", "qwen35_convert.plain_yaml")
+MODULES = (
+    "qwen35_convert.recipe.recipe",
+    "qwen35_convert.recipe.files",
+    "qwen35_convert.plain_yaml",
+)
 WORDS = (
     b"layout: ",
     b"text",

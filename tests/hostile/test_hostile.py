@@ -17,7 +17,7 @@ import pytest
 from formats.errors import Qwen35Error
 from formats.safetensors.folder import SIDE_FILES
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.hostile import config_cases, folder_cases, gguf_cases, recipe_cases, safetensors_cases
 from tests.hostile.case import DONE, Case, link_good, write_good
 

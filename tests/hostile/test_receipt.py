@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.hostile.case import write_good
 
 DIGEST = {"size": 1, "sha256": "0" * 64}

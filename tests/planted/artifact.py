@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.models import write_model
 
 RECEIPT = "qwen35-receipt.json"

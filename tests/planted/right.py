@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted import (
     right_beside,
     right_caches,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.artifact import RECEIPT, Workshop
 from tests.planted.right_sides import save_again
 from tests.planted.side_field_faults import GENERATION, TEMPLATE, TOKENIZER_CONFIG

@@ -13,7 +13,7 @@ import torch
 from formats.gguf.header import Kv
 from formats.safetensors.file import TORCH_NAMES
 from qwen35_convert import api
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from tests.planted.artifact import Artifact, Base, Workshop
 from tests.planted.edit import Entry, TensorFile, Tensors, editing, read_file, reading
 

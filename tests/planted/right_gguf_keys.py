@@ -17,7 +17,7 @@ from typing import Any
 from formats.gguf.file import build_header
 from formats.gguf.header import Kv
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.artifact import Artifact, Workshop
 from tests.planted.edit import editing, read_file
 from tests.planted.right_vision_keys import OF_A_TOOL, VISIONS, of_vision

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from formats.safetensors.file import TORCH_NAMES, torch_dtype
 from quant.ggml import codec
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.artifact import RECEIPT, Artifact, Workshop, find_base
 from tests.planted.edit import INDEX, Tensors, editing, read_file, reading
 

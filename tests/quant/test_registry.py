@@ -33,7 +33,7 @@ TABLES = {
     "qwen35_convert/containers/safetensors/quantization_config.py": "names of config groups",
     "qwen35_convert/fit/by_role.py": "measured errors",
     "qwen35_convert/fit/sensitivity.py": "what is measured by default",
-    "qwen35_convert/recipe_parts.py": "the default scheme",
+    "qwen35_convert/recipe/parts.py": "the default scheme",
     "qwen35_convert/serving/artifact.py": "what engines load",
     "qwen35_convert/serving/engines.py": "what engines load",
     "qwen35_convert/verification/limits.py": "measured KL",

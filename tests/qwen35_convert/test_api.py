@@ -15,7 +15,7 @@ import pytest
 import qwen35_convert
 from qwen35_convert import api
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = (
@@ -50,7 +50,7 @@ q.convert("in", "out", 8)
 q.verify()
 """
 REVEALED = (
-    "qwen35_convert.recipe.Recipe",
+    "qwen35_convert.recipe.recipe.Recipe",
     "qwen35_convert.inspection.inspect.Inspection",
     "int",
     "qwen35_convert.artifact.Conversion",

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from qwen35_convert.recipe import read_recipe
-from qwen35_convert.recipe_files import bundled_recipes, headline
-from qwen35_convert.recipe_report import recipe_row
+from qwen35_convert.recipe.files import bundled_recipes, headline
+from qwen35_convert.recipe.recipe import read_recipe
+from qwen35_convert.recipe.rows import recipe_row
 from tests.checkpoints import dense, moe
 from tests.qwen35_convert.command import ROOT, called, qwen35
 

@@ -23,7 +23,7 @@ from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.write.out import partial_of
 from tests.checkpoints import (
     dense,

@@ -17,7 +17,7 @@ import pytest
 from qwen35_convert import api
 from qwen35_convert.errors import OutputError
 from qwen35_convert.planning.plan import Shard
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.out import partial_of
 from qwen35_convert.write.sink import FolderSink

@@ -20,7 +20,7 @@ from formats.gguf.file import GgufFile
 from quant.ggml.scheme import BLOCKS
 from qwen35_convert.containers.registry import expect, open_checkpoint
 from qwen35_convert.planning.plan import Plan
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run.encoded import convert_item
 from qwen35_convert.run.worker import Effort, Preparation, make_worker
 from qwen35_convert.write.file_sink import FileSink

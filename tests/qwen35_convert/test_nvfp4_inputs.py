@@ -14,7 +14,7 @@ import qwen35_convert as q
 from qwen35_convert.calibration.scales import rounded_up
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from qwen35_convert.text.tokens import text_ids
 from runtime.largest_inputs import LargestInputs
 from runtime.layerwise import observe_all

@@ -15,7 +15,7 @@ from qwen35_convert import api
 from qwen35_convert.artifact import Conversion
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.inspection.source import inspect
-from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.recipe.recipe import build_recipe, read_recipe
 from qwen35_convert.text.generation import Prompt
 from qwen35_convert.verification.logits import LogitsCheck
 from tests.llama_cpp import LlamaCpp

@@ -13,7 +13,7 @@ from formats.gguf.file import GgufFile
 from qwen35_convert import api
 from qwen35_convert.artifact import Conversion
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.text.tokens import chat_prompt
 from tests.variants import NANO, TOOL, beside, nano, write
 

@@ -16,7 +16,7 @@ from typing import Any
 from formats.gguf.header import Kv
 from formats.gguf.metadata import title
 from qwen35_convert.card.front_matter import word, words
-from qwen35_convert.recipe_parts import Metadata
+from qwen35_convert.recipe.parts import Metadata
 
 HUB = "https://huggingface.co"
 LICENCE = ("license", "license_name", "license_link")

@@ -52,8 +52,8 @@ from qwen35_convert.planning.calibrated import (
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import side_notes
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import NEAREST
+from qwen35_convert.recipe.parts import NEAREST
+from qwen35_convert.recipe.recipe import Recipe
 
 
 def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:

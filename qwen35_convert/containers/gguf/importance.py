@@ -23,7 +23,7 @@ from quant.ggml.codec import POOR_UNWEIGHTED
 from quant.ggml_types import METHOD
 from quant.importance import FLOOR, Columns, importances, unused
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,7 +28,7 @@ from quant.ggml.scheme import BLOCKS, Ggml
 from quant.mix.choose import FILE_TYPES
 from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.planning.plan import Item, Output, Shard
-from qwen35_convert.recipe import Recipe
+from qwen35_convert.recipe.recipe import Recipe
 
 GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}

@@ -16,8 +16,8 @@ from formats.family.cache_scales import SCALED, WRITTEN, attentions
 from formats.family.layout import Atom
 from formats.tensor import TensorInfo
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import NO_CACHE
+from qwen35_convert.recipe.parts import NO_CACHE
+from qwen35_convert.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from quant.scheme import Scheme

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quant.stored import Value
     from qwen35_convert.failure import Failure
     from qwen35_convert.planning.plan import Plan
-    from qwen35_convert.recipe import Recipe
+    from qwen35_convert.recipe.recipe import Recipe
 
 
 def _is_wide(rows: Tensor) -> bool:

@@ -37,8 +37,8 @@ from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
 from qwen35_convert.planning.side_files import image_notes, side_notes, token_notes
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_parts import NEAREST, NO_CACHE
+from qwen35_convert.recipe.parts import NEAREST, NO_CACHE
+from qwen35_convert.recipe.recipe import Recipe
 
 
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:

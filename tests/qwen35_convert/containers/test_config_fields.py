@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.checkpoints import dense
 from tests.qwen35_convert.verification.damage import edit_config
 

@@ -16,7 +16,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import load_file, save_file
 
 from qwen35_convert import api
-from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.recipe.recipe import build_recipe, read_recipe
 from qwen35_convert.write.receipt import receipt_name
 from tests.checkpoints import dense, moe
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import made

@@ -23,7 +23,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.inspection.source import inspect
 from qwen35_convert.planning.lost_scales import check_scales
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from tests.checkpoints import hub_config, make_weights
 from tests.formats.layouts import FP8_ROLES, role_of
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import made, written

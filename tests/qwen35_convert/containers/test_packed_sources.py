@@ -18,7 +18,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.inspection.source import inspect
 from qwen35_convert.options import RunOptions
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from qwen35_convert.text.generation import Prompt
 from tests import packed
 from tests.checkpoints import hub_config, make_weights, split_experts

@@ -14,7 +14,7 @@ from formats.errors import FormatError, Qwen35Error
 from formats.safetensors.index import INDEX, SINGLE, siblings
 from qwen35_convert import api
 from qwen35_convert.inspection.source import inspect
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.checkpoints import Weights, hub_config, make_weights, write_checkpoint
 from tests.qwen35_convert.hub.hub_server import Hub, only_hub
 

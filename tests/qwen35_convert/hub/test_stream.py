@@ -17,7 +17,7 @@ from qwen35_convert.errors import FetchError
 from qwen35_convert.hub import stream
 from qwen35_convert.hub.fetch import fetch
 from qwen35_convert.inspection.source import inspect
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run import executor
 from qwen35_convert.write.out import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint

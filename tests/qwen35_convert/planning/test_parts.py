@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import qwen35_convert as q
 from formats.errors import FormatError
 from qwen35_convert import api
-from qwen35_convert.recipe_choice import quantize_recipe
+from qwen35_convert.recipe.choice import quantize_recipe
 from qwen35_convert.text.generation import Prompt
 from tests.checkpoints import Weights, hub_config, make_weights, split_experts, write_checkpoint
 from tests.formats.layouts import P, without

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from formats.gguf.file import GgufFile
 from quant.errors import QuantError
 from qwen35_convert import api
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from tests.checkpoints import Weights, hub_config, make_weights, moe, write_checkpoint
 
 PREFIX = "model.language_model.layers."

@@ -16,7 +16,7 @@ from benchmarks.sparse import A3B, Shape, write_sparse
 from qwen35_convert import api
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run import memory
 from qwen35_convert.run.memory import Need, group_limits
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint

@@ -27,7 +27,7 @@ from qwen35_convert import api, artifact
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, OutputError, RecipeError
 from qwen35_convert.options import Limit
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run import ray_cluster, ray_crew
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.run.worker import Effort

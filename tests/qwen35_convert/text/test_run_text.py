@@ -17,7 +17,7 @@ from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.text.generation import Prompt, utf8
 from qwen35_convert.text.tokens import chat_prompt, decode_stream, open_tokenizer, stop_ids
 from tests.checkpoints import dense

@@ -12,7 +12,7 @@ import pytest
 
 from formats.errors import FormatError
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.verification.claims import logits_claims, summary_claims
 from qwen35_convert.verification.receipts import Receipt, _parse
 from qwen35_convert.write.verdict import Verdict

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from formats.family.ops import Tile
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
-from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.recipe.recipe import build_recipe, read_recipe
 from tests.checkpoints import dense, hub_config, make_weights, moe, write_checkpoint
 from tests.qwen35_convert.verification.damage import damage, edit_config
 

@@ -13,7 +13,7 @@ from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification import shown
 from qwen35_convert.verification.limits import LOOSEST

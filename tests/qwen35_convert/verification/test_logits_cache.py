@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from qwen35_convert.verification import logits_cache
 from qwen35_convert.verification.logits import LogitsCheck, check_logits

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.checkpoints import Weights, dense, hub_config, make_weights, moe, write_checkpoint
 from tests.qwen35_convert.verification.damage import damage, edit_config
 

@@ -11,7 +11,7 @@ import pytest
 from qwen35_convert import api, artifact
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.failure import Failure
-from qwen35_convert.recipe import Recipe, read_recipe
+from qwen35_convert.recipe.recipe import Recipe, read_recipe
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Report

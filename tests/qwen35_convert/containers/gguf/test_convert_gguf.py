@@ -19,7 +19,7 @@ from formats.gguf.file import GgufFile
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
-from qwen35_convert.recipe import build_recipe, read_recipe
+from qwen35_convert.recipe.recipe import build_recipe, read_recipe
 from qwen35_convert.text.generation import Prompt
 from qwen35_convert.write.out import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint

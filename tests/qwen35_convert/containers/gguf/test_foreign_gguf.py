@@ -11,7 +11,7 @@ import pytest
 from formats.gguf.file import build_header
 from formats.gguf.header import Kv
 from qwen35_convert import api
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.edit import read_file
 
 NANO = Path(__file__).parents[3] / "data" / "nano-dense"

@@ -22,7 +22,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from runtime.imatrix import collect
 from tests.checkpoints import dense, hub_config, make_weights, write_checkpoint
 

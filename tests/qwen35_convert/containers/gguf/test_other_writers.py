@@ -22,7 +22,7 @@ from qwen35_convert import api
 from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.errors import OutputError
 from qwen35_convert.inspection.source import inspect
-from qwen35_convert.recipe import build_recipe
+from qwen35_convert.recipe.recipe import build_recipe
 from tests.llama_cpp import LlamaCpp
 
 NANO = Path(__file__).parents[3] / "data" / "nano-dense"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from formats.nearest import guess
 from qwen35_convert.errors import Mistake, Place
 from qwen35_convert.plain_yaml import Path, Places, Spot
-from qwen35_convert.recipe_files import EXTENDS, guess
+from qwen35_convert.recipe.files import EXTENDS
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from qwen35_convert.recipe_files import bundled_path, bundled_recipes, recipe_folder
-from qwen35_convert.recipe_schema import recipe_schema
+from qwen35_convert.recipe.files import bundled_path, bundled_recipes, recipe_folder
+from qwen35_convert.recipe.schema import recipe_schema
 from qwen35_convert.write.receipt import dump_json
 from tests.qwen35_convert.command import called
 

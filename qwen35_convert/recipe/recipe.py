@@ -1,6 +1,6 @@
 """What the user asked for: a recipe, read from YAML, every default resolved, unknown keys refused.
 
-A recipe is a bundled name (`fp8-block`) or a file, which may extend another (`recipe_files`). Flags
+A recipe is a bundled name (`fp8-block`) or a file, which may extend another (`files`). Flags
 override it by dotted key (`--set quantize.scale=float32`). Values are plain YAML (`plain_yaml`).
 """
 
@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError, model_validator
 from quant.scheme import COMPRESSED
 from qwen35_convert.errors import Mistake, Place, RecipeError
 from qwen35_convert.plain_yaml import Places, Spot, load_yaml
-from qwen35_convert.recipe_files import EXTENDS, Written, find_recipe, read_written
-from qwen35_convert.recipe_mistakes import explain
-from qwen35_convert.recipe_parts import (
+from qwen35_convert.recipe.files import EXTENDS, Written, find_recipe, read_written
+from qwen35_convert.recipe.mistakes import explain
+from qwen35_convert.recipe.parts import (
     FORMATS,
     MAX_GLOB,
     NO_CACHE,

@@ -17,9 +17,9 @@ from formats.stored import KEEP
 from quant.ggml import codec
 from quant.mix.choose import FILE_TYPES
 from quant.registry import SCHEMES
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_files import EXTENDS
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.files import EXTENDS
+from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.recipe.recipe import Recipe
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 TYPES = [name for dtype in codec.WRITABLE for name in (dtype.lower(), dtype)]

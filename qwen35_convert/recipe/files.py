@@ -8,13 +8,13 @@ Sections are merged key by key; any other value, a list too, replaces the one be
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.missing import near
-from formats.nearest import nearest
+from formats.nearest import guess
 from qwen35_convert.errors import Mistake, Place, RecipeError
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ class Written:
 
 def recipe_folder() -> Path:
     """Return where the bundled recipes are: inside the wheel, or at the checkout's root."""
-    inside = Path(__file__).parent / "recipes"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
+    package = Path(__file__).parent.parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def bundled_recipes() -> list[str]:
@@ -78,12 +79,6 @@ def find_recipe(name: str) -> Path:
         + guess(name, bundled)
         + f"\n  known {', '.join(bundled)}"
     )
-
-
-def guess(name: str, known: Sequence[str]) -> str:
-    """Return the words that offer the known name nearest to one that is not known, if any is."""
-    near = nearest(name, known)
-    return f", did you mean {near!r}?" if near else ""
 
 
 def _is_file(path: Path) -> bool:

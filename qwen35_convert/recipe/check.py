@@ -24,10 +24,10 @@ from quant.mix.choose import FILE_TYPES
 from quant.registry import get_scheme, unknown
 from qwen35_convert.errors import Mistake, Place, RecipeError, in_order
 from qwen35_convert.plain_yaml import Path, Places
-from qwen35_convert.recipe import Recipe
-from qwen35_convert.recipe_files import find_recipe, read_written
-from qwen35_convert.recipe_mistakes import about, is_conflict, mistake_of, spot_of
-from qwen35_convert.recipe_parts import FORMATS
+from qwen35_convert.recipe.files import find_recipe, read_written
+from qwen35_convert.recipe.mistakes import about, is_conflict, mistake_of, spot_of
+from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.recipe.recipe import Recipe
 
 NUMBER, WORD = re.compile(r"\d+"), re.compile(r"\w+")
 FORMAT = ("export", "format")

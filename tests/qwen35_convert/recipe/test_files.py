@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import read_recipe
-from qwen35_convert.recipe_check import check_recipe
-from qwen35_convert.recipe_files import bundled_recipes
+from qwen35_convert.recipe.check import check_recipe
+from qwen35_convert.recipe.files import bundled_recipes
+from qwen35_convert.recipe.recipe import read_recipe
 
 
 def written(folder: Path, text: str, name: str = "mine.yaml") -> str:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe import Recipe, build_recipe, read_recipe
-from qwen35_convert.recipe_files import (
+from qwen35_convert.recipe.files import (
     MAX_RECIPE_BYTES,
     bundled_recipes,
     find_recipe,
     headline,
 )
+from qwen35_convert.recipe.recipe import Recipe, build_recipe, read_recipe
 from qwen35_convert.sizes import UNITS, parse_size
 
 
