@@ -21,8 +21,9 @@ from quant.low_rank import Merging
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.hub.address import EXPECTED, is_address
+from qwen35_convert.hub.cache import find_cached
 from qwen35_convert.hub.client import is_here, is_offline, open_hub, parse_repo
-from qwen35_convert.hub.fetch import Fetched, fetch, find_cached
+from qwen35_convert.hub.fetch import Fetched, fetch
 from qwen35_convert.hub.files import ADAPTER
 from qwen35_convert.hub.stream import open_stream
 from qwen35_convert.write.receipt import Origin
