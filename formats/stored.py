@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from formats.tensor import TensorInfo
 
 KEEP = "keep"
+# Traits of a form beside its label.
+ZEROS, ORDERED, ONE_GROUP = "zero points", "g_idx", "rows of one group"
 MAX_NAMED = 3
 NUMBER = re.compile(r"\d+")
 
@@ -71,6 +73,10 @@ class StoredForm(Protocol):
     @property
     def label(self) -> str | None:
         """What a checkpoint of such weights is called; None if they are plain numbers."""
+        ...
+
+    def traits(self, columns: int) -> frozenset[str]:
+        """Return what engines tell apart in a weight of this form and of so many columns."""
         ...
 
 

@@ -61,6 +61,10 @@ class Usual:
         """Return itself: headers show all."""
         return cast("Recogniser", self)
 
+    def traits(self, _columns: int) -> frozenset[str]:
+        """Return nothing: its label says all."""
+        return frozenset()
+
     def refuses(self, _shape: Shape) -> str | None:
         """Return None: engines take any shape."""
         return None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from formats.stored import StoredWeight
+from formats.stored import ONE_GROUP, ORDERED, ZEROS, StoredWeight
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fourbit.integer import (
@@ -98,6 +98,15 @@ class Int4(Steps):
             parts = stored_parts(form, weight, shape, infos)
             if parts:
                 yield StoredWeight(weight, shape, "BF16", form, parts)
+
+    def traits(self, columns: int) -> frozenset[str]:
+        """Return whether there are zero points and g_idx, and whether a row is one group."""
+        traits = {
+            ZEROS: not self.symmetric,
+            ORDERED: self.ordered,
+            ONE_GROUP: self.size(columns) == columns,
+        }
+        return frozenset(trait for trait, has in traits.items() if has)
 
     def refuses(self, shape: Shape) -> str | None:
         """Return why this shape has no whole groups or words, or None."""

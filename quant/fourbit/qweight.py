@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from formats.stored import ZEROS
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fourbit.int4 import Int4
@@ -61,6 +62,10 @@ class Turned(Int4):
     def _zeros(self, name: str, shape: Shape) -> TensorInfo:
         groups = shape[1] // self.size(shape[1])
         return TensorInfo(name + QZEROS, "I32", (groups, shape[0] // in_a_word(self.bits)))
+
+    def traits(self, columns: int) -> frozenset[str]:
+        """Return those of Int4 but zero points, which are always stored: config.json says more."""
+        return super(Turned, self).traits(columns) - {ZEROS}
 
     def plain(self, rows: Mapping[str, Tensor]) -> Steps:
         """Return it rows first, with zero points only if these rows have any."""

@@ -14,8 +14,7 @@ from formats.family.cache_scales import has_fp8_cache
 from formats.family.config import read_config
 from formats.family.names import HUB, TEXT, optional_part, prefixes
 from formats.family.roles import EXPERT, ROLES
-from quant.fourbit.int4 import Int4
-from quant.fourbit.qweight import Turned
+from formats.stored import ZEROS
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint
@@ -28,8 +27,7 @@ GGUF_FILE, OTHER_NAMES, OTHER_CLASS = "a GGUF file", "names of no class", "a cla
 EMBEDDED = "towers inside the file"
 PLAIN, BLOCKS, NVFP4_BLOCKS = "plain numbers", "types of ggml", "GGUF with NVFP4"
 MOE, MTP, VISION, NO_VISION = "experts", "mtp", "vision", "hub names without vision"
-FP8_CACHE, MIXTURE, ZEROS, ORDERED = "fp8 cache", "several forms", "zero points", "g_idx"
-ONE_GROUP = "experts whose rows are one group"
+FP8_CACHE, MIXTURE = "fp8 cache", "several forms"
 COMPRESSED = "compressed-tensors"  # a `quant_method`, each of which is a trait
 FP8_BLOCK, FP8_BLOCK_PACKED = "fp8-block", "fp8-block of compressed-tensors"
 # What a form is called whose config is of another method than its usual one.
@@ -73,12 +71,12 @@ class _Weight:
 
 
 def experts_in(form: str) -> str:
-    """Return the trait that weights of experts are stored in this form."""
+    """Return the trait that weights of experts have this form, or this trait of a form."""
     return f"experts in {form}"
 
 
 def others_in(form: str) -> str:
-    """Return the trait that weights other than those of experts are stored in this form."""
+    """Return the trait that weights other than those of experts have this form, or its trait."""
     return f"other weights in {form}"
 
 
@@ -174,16 +172,6 @@ def _of_folder(weights: Iterable[_Weight], config: Config) -> Iterator[str]:
     if has_fp8_cache(config):
         yield FP8_CACHE
     for label, weight in _quantized(weights):
-        yield (experts_in if weight.role == EXPERT else others_in)(label)
-        if isinstance(weight.form, Int4):
-            yield from _of_groups(weight, weight.form)
-
-
-def _of_groups(weight: _Weight, form: Int4) -> Iterator[str]:
-    """Yield what is said of whole numbers in groups."""
-    if not form.symmetric and not isinstance(form, Turned):  # its zero points are always stored
-        yield ZEROS
-    if form.ordered:
-        yield ORDERED
-    if weight.role == EXPERT and form.size(weight.columns) == weight.columns:
-        yield ONE_GROUP
+        traits = weight.form.traits(weight.columns)
+        yield from traits
+        yield from map(experts_in if weight.role == EXPERT else others_in, (label, *traits))

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from formats.family.names import HUB, TEXT
+from formats.stored import ONE_GROUP, ORDERED, ZEROS
 from qwen35_convert.serving.artifact import (
     BLOCKS,
     COMPRESSED,
@@ -34,13 +35,10 @@ from qwen35_convert.serving.artifact import (
     NEXT,
     NO_VISION,
     NVFP4_BLOCKS,
-    ONE_GROUP,
-    ORDERED,
     OTHER_CLASS,
     OTHER_NAMES,
     PLAIN,
     VISION,
-    ZEROS,
     experts_in,
     others_in,
 )
@@ -198,7 +196,7 @@ ROWS: tuple[Row, ...] = (
     *_each((VLLM, SGLANG), NVFP4_A4, note=BLACKWELL),
     Row(VLLM, (ORDERED,), cannot="it refuses codes in the order of activations (g_idx)"),
     *(Row(VLLM, (form, ZEROS), cannot="it runs symmetric GPTQ only") for form in GPTQ),
-    Row(VLLM, (experts_in(INT4), ONE_GROUP), cannot=ONLY_GROUP),
+    Row(VLLM, (experts_in(INT4), experts_in(ONE_GROUP)), cannot=ONLY_GROUP),
     *_each((SGLANG,), (FP8_TENSOR, INT8, *FOUR_BITS, GPTQ[0]), least=SGLANG_23),
     *_each(
         (SGLANG,),
