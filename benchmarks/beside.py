@@ -11,13 +11,13 @@ is 1 then.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.convert import commit
+from benchmarks.lines import record, rounded
 from qwen35_convert import api
 from qwen35_convert.benchmarking.bench import Sweep
 from qwen35_convert.errors import MissingError
@@ -49,12 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{artifact}: {error}", file=sys.stderr, flush=True)
             failed += 1
             continue
-        with options.results.open("a") as file:
-            for line in lines:
-                shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}
-                text = json.dumps(shown | {"commit": options.commit or commit()})
-                print(text, flush=True)
-                file.write(text + "\n")
+        for line in lines:
+            told = {"commit": options.commit or commit()}
+            record(options.results, rounded(line, 4) | told)
     return int(failed > 0)
 
 

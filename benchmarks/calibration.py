@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import json
 import pstats
 import random
 import shutil
@@ -28,6 +27,7 @@ from typing import Any
 
 from benchmarks import convert
 from benchmarks.convert import COMMON, MOE, commit, generate
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "gptq.jsonl"
 TOKENIZER = Path(__file__).parent.parent / "tests" / "data" / "nano-dense"
@@ -71,10 +71,8 @@ def main() -> int:
                 traceback.print_exc()
                 failed = True
                 continue
-        print(json.dumps(line), flush=True)
+        record(options.results, line)
         failed |= not line["passed"]
-        with options.results.open("a") as file:
-            file.write(json.dumps(line) + "\n")
     return int(failed)
 
 

@@ -1,6 +1,6 @@
 """Measure `qwen35 compare` over several recipes beside as many runs alone, in core seconds.
 
-    python benchmarks/compare.py [--source FOLDER] [--text FILE] [--recipes NAME ...]
+    python -m benchmarks.compare [--source FOLDER] [--text FILE] [--recipes NAME ...]
 
 A run alone converts by a recipe, then verifies at level logits: two commands. The comparison does
 both for all recipes, and runs the source once. Without --source a checkpoint of 0.8B's sizes is
@@ -14,7 +14,6 @@ of these keeps every weight, and what the source has computed is not computed ag
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -22,8 +21,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from convert import commit, generate, measure
-from verify import NANO, beginning_of_ours
+from benchmarks.convert import commit, generate, measure
+from benchmarks.lines import record
+from benchmarks.verify import NANO, beginning_of_ours
 
 RESULTS = Path(__file__).parent / "results" / "compare.jsonl"
 EIGHT = (
@@ -46,9 +46,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measured = run(Path(folder), options)
-    print(json.dumps(measured))
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(measured) + "\n")
+    record(RESULTS, measured)
 
 
 def run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +79,7 @@ def generated(source: Path) -> Path:
 
     A child's peak memory counts what its parent had when it was started.
     """
-    measure(sys.executable, __file__, "--generate", str(source))
+    measure(sys.executable, "-m", "benchmarks.compare", "--generate", str(source))
     shutil.copy(NANO / "tokenizer.json", source)
     return source
 

@@ -1,6 +1,6 @@
 """Time `qwen35 convert` on a CPU, beside `cp` + fsync and a plain torch loop.
 
-    python benchmarks/convert.py [--cases dense moe fused] [--repeat 3] [--folder FOLDER]
+    python -m benchmarks.convert [--cases dense moe fused] [--repeat 3] [--folder FOLDER]
 
 Checkpoints of real shapes are generated: `dense` (0.8B), `moe` (fused experts of 35B-A3B, two
 layers) and `fused` (one layer: the single tensor [256, 1024, 2048] has 1 GiB). Each is converted
@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.lines import record
 
 if TYPE_CHECKING:
     import torch
@@ -242,11 +244,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for case in options.cases:
             source = Path(folder) / case
-            measure(sys.executable, __file__, "--generate", str(source), "--cases", case)
+            measure(
+                sys.executable,
+                "-m",
+                "benchmarks.convert",
+                "--generate",
+                str(source),
+                "--cases",
+                case,
+            )
             for line in bench(case, source, options.repeat):
-                print(json.dumps(line))
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                record(RESULTS, line)
             remove(source)
 
 

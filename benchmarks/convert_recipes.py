@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -22,13 +21,13 @@ from typing import Any
 from benchmarks.convert import (
     CASES,
     RESULTS,
-    ROOT,
     commit,
     convert_command,
     measure,
     median,
     remove,
 )
+from benchmarks.lines import record
 
 BASE = "fp8-block"
 # What is timed, and the recipe and settings of it.
@@ -100,12 +99,17 @@ def main() -> None:
         source, case = options.source, options.source.name if options.source else options.case
         if source is None:
             source = Path(folder) / case
-            script = str(ROOT / "benchmarks" / "convert.py")
-            measure(sys.executable, script, "--generate", str(source), "--cases", case)
+            measure(
+                sys.executable,
+                "-m",
+                "benchmarks.convert",
+                "--generate",
+                str(source),
+                "--cases",
+                case,
+            )
         for line in lines(case, source, options, Path(folder) / "out"):
-            print(json.dumps(line))
-            with options.results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            record(options.results, line)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from typing import Any
 
 from benchmarks.convert import commit
 from benchmarks.engines_ours import NEW_TOKENS, ask_ours, cache_of, token_rows
+from benchmarks.lines import record, rounded
 
 RESULTS = Path(__file__).parent / "results" / "engines.jsonl"
 ROOT = Path(__file__).parent.parent
@@ -193,11 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = {"card": card, "commit": options.commit or commit()}
     failed = 0
     for found in measure(options):
-        shown = {k: round(v, 6) if isinstance(v, float) else v for k, v in (found | told).items()}
-        print(json.dumps(shown), flush=True)
+        record(options.results, rounded(found | told, 6))
         failed += not found["passed"]
-        with options.results.open("a") as file:
-            file.write(json.dumps(shown) + "\n")
     return int(failed > 0)
 
 

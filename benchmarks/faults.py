@@ -6,7 +6,6 @@ of fault gives one JSON line, {"what", "tried", "ok", ...}.
 
 from __future__ import annotations
 
-import json
 import platform
 import runpy
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convert import commit
+from benchmarks.lines import append
 
 KINDS = ("local", "network")
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
@@ -35,8 +35,7 @@ def fault_line(what: str, tried: int, ok: int, seconds: float, **more: Any) -> d
 
 def record(line: dict[str, Any]) -> None:
     """Append a line to the results."""
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append(RESULTS, line)
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ words of the refusal.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Any
 
 import qwen35_convert as q
 from benchmarks.convert import commit
+from benchmarks.lines import record
 from benchmarks.sparse import SHAPES, write_sparse
 from qwen35_convert.sizes import parse_size
 
@@ -47,9 +47,7 @@ def main() -> None:
                     line = {"what": "fit", "model": model, "commit": commit(), "out": out,
                             "memory": memory, "context": options.context}  # fmt: skip
                     line |= fitted(source, out, memory, options.context)
-                    print(json.dumps(line), flush=True)
-                    with RESULTS.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
+                    record(RESULTS, line)
 
 
 def fitted(source: Path, out: str, memory: str, context: int) -> dict[str, Any]:

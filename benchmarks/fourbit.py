@@ -30,6 +30,7 @@ from typing import Any
 
 from benchmarks.convert import ENVIRONMENT, ROOT, commit, measure
 from benchmarks.fourbit_table import BITS, print_table
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "fourbit.jsonl"
 BUNDLED = ROOT / "qwen35_convert" / "text" / "default_text.txt"
@@ -204,9 +205,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run = prepare(source, options.texts, part, Path(folder), options.peers)
                 for line in lines(run, options):
-                    print(json.dumps(line), flush=True)
-                    with options.results.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
+                    record(options.results, line)
 
 
 if __name__ == "__main__":

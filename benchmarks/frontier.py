@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.convert import ENVIRONMENT, ROOT, commit, remove
+from benchmarks.lines import record
 from benchmarks.outside import quantiser
 
 if TYPE_CHECKING:
@@ -267,9 +268,7 @@ def main() -> None:
         bench = Bench(options.source, options.text, work, question, options.mixes)
         for made in every(bench, options):
             line = measured(bench, made)
-            print(json.dumps(line), flush=True)
-            with options.results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            record(options.results, line)
 
 
 def show(options: argparse.Namespace) -> None:

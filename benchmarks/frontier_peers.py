@@ -27,6 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lines import append
+
 GROUP = 64
 TARGETS = (3.5, 4.5, 5.0, 6.0)
 K_QUANTS = tuple(
@@ -213,8 +215,7 @@ def main() -> None:
     )  # fmt: skip
     for line in make(task):
         line |= {"tool": options.tool, "model": options.source.name, "versions": versions}
-        with (options.out / "peers.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append(options.out / "peers.jsonl", line)
 
 
 if __name__ == "__main__":

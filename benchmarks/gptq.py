@@ -32,6 +32,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.convert import commit
+from benchmarks.lines import append
 from quant.fourbit import batched
 from quant.fourbit.batched import Blocks, Factors, encode_together
 from quant.fourbit.hessian import Factor, factor
@@ -91,8 +92,7 @@ def main() -> int:
             )
             failed |= line is None
             if line is not None:
-                with options.results.open("a") as file:
-                    file.write(json.dumps(line | passed) + "\n")
+                append(options.results, line | passed)
         failed |= passed is None
     return int(failed)
 

@@ -15,7 +15,6 @@ is in 10^6 bytes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.convert import ENVIRONMENT, ROOT, commit, remove
+from benchmarks.lines import record
 from benchmarks.sparse import SHAPES, write_sparse
 
 RESULTS = Path(__file__).parent / "results" / "great_size.jsonl"
@@ -118,9 +118,7 @@ def main() -> None:
         for name in options.shapes:
             for line in bench(Path(folder), name, options.workers):
                 held = held and line["held"]
-                print(json.dumps(line | about_here()), flush=True)
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(line | about_here()) + "\n")
+                record(RESULTS, line | about_here())
     sys.exit(0 if held else 1)
 
 

@@ -47,6 +47,7 @@ from torch import Tensor
 from benchmarks.convert import commit
 from benchmarks.hopper_rule import measure_rule
 from benchmarks.kernels import alone
+from benchmarks.lines import append, rounded
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.kernels.launch import interpreting
@@ -287,12 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def record(found: dict[str, Any], results: Path | None) -> None:
     """Print a line, and keep it if it was measured."""
-    shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}
+    shown = rounded(found, 4)
     print(json.dumps(shown), flush=True)
     if results is not None and "ms" in found:
-        results.parent.mkdir(exist_ok=True)
-        with results.open("a") as file:
-            file.write(json.dumps(shown) + "\n")
+        append(results, shown)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.convert import commit
 from benchmarks.kernels import timed
+from benchmarks.lines import append
 from runtime.kernels.encode.k_quants import encode_k, encode_k_reference
 
 RESULTS = Path(__file__).parent / "results" / "gguf.jsonl"
@@ -49,8 +50,7 @@ def main() -> int:
         }
         print(json.dumps(line))
         if passed:
-            with options.results.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            append(options.results, line)
     return int(failed > 0)
 
 

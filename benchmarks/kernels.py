@@ -44,6 +44,7 @@ from benchmarks.cases import elementwise, mixers, products
 from benchmarks.cases.setting import MODELS, Case
 from benchmarks.cases.verdict import verdict
 from benchmarks.convert import commit
+from benchmarks.lines import append
 from runtime.kernels.launch import interpreting
 
 RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"
@@ -302,9 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += not line["passed"]
             show(line)
             if options.device == "cuda" and not options.check_only:
-                RESULTS.parent.mkdir(exist_ok=True)
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(line | told) + "\n")
+                append(RESULTS, line | told)
     print(f"{failed} failed" if failed else "all passed")
     return int(failed > 0)
 

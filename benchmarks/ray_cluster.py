@@ -16,7 +16,6 @@ machine. Exit code 1 if anything did not hold.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 from benchmarks.convert import ENVIRONMENT, ROOT, remove
 from benchmarks.great_size import about_here
+from benchmarks.lines import record
 from benchmarks.sparse import A3B, Shape, write_sparse
 
 RESULTS = Path(__file__).parent / "results" / "ray.jsonl"
@@ -162,9 +162,7 @@ def main() -> None:
         line = bench(Path(folder), options.nodes, options.runs)
     here = about_here()
     here["versions"] |= {"ray": ray.__version__}
-    print(json.dumps(line | here))
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line | here) + "\n")
+    record(RESULTS, line | here)
     sys.exit(0 if line["identical"] and all(line["rows_retried"]) else 1)
 
 

@@ -1,6 +1,6 @@
 """Hold the KL that `qwen35 sensitivity` predicts against the KL of random mixes.
 
-    python benchmarks/sensitivity.py SOURCE [--recipe NAME] [--forms A,B] [--chunks N] [--text FILE]
+    python -m benchmarks.sensitivity SOURCE [--recipe NAME] [--forms A,B] [--chunks N] [--text FILE]
 
 A mix gives every unit one of its forms at random. `all` draws from all of them. `bits` draws a
 number of bits first, from 2.5 or the smallest form's to 8.5, and then of each unit the form below
@@ -13,7 +13,6 @@ and the ratio of measured to predicted KL.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -22,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert import commit
-
+from benchmarks.convert import commit
+from benchmarks.lines import record
 from qwen35_convert.containers.registry import CONTAINERS, open_checkpoint
 from qwen35_convert.fit.measure import Means, measure
 from qwen35_convert.fit.probes import Probes
@@ -49,9 +48,7 @@ def main() -> None:
     parser.add_argument("--mixes", type=int, default=60)
     options = parser.parse_args()
     line = run(options)
-    print(json.dumps(line))
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    record(RESULTS, line)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

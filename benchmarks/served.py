@@ -42,6 +42,7 @@ from benchmarks.convert import commit
 from benchmarks.engines import RESULTS, ROOT, Job, common, convert, kernels, last_error
 from benchmarks.engines_ours import NEW_TOKENS, continued, token_rows
 from benchmarks.engines_vllm import ENVIRONMENT
+from benchmarks.lines import record
 
 RECIPES = ("fp8-block-hub", "fp8-block-kv8", "int8", "int4", "nvfp4a16", "nvfp4-mixed")
 CONTEXT, BATCH = 2048, 8
@@ -197,13 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = _options(arguments)
     card = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    told = {"card": card, "commit": options.commit or commit()}
     failed = 0
     for found in measure(options):
-        shown = json.dumps(found | {"card": card, "commit": options.commit or commit()})
-        print(shown, flush=True)
+        record(options.results, found | told)
         failed += not found["starts"]
-        with options.results.open("a") as file:
-            file.write(shown + "\n")
     return int(failed > 0)
 
 

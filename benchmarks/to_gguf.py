@@ -1,8 +1,8 @@
 """Time `qwen35 convert` to GGUF beside llama.cpp's converter and quantiser, and the encoders.
 
-    python benchmarks/to_gguf.py --llama-cpp TREE --llama-lib FOLDER
+    python -m benchmarks.to_gguf --llama-cpp TREE --llama-lib FOLDER
                               [--mixes bf16 q8_0 q4_k_m q6_k] [--repeat 3] [--folder FOLDER]
-    python benchmarks/to_gguf.py --encoders Q8_0 Q4_K ...
+    python -m benchmarks.to_gguf --encoders Q8_0 Q4_K ...
 
 A checkpoint of the shapes of 0.8B (1.7 GB) is generated. Ours is converted with verification once,
 which must pass; then, as whole processes with a warm page cache and in turn, the tools convert it.
@@ -48,6 +48,7 @@ from benchmarks.convert import (
     median,
     remove,
 )
+from benchmarks.lines import append
 from benchmarks.outside import Encoder, compare, converter, quantiser
 
 if TYPE_CHECKING:
@@ -201,8 +202,7 @@ def show(line: dict[str, Any], runs: int) -> None:
         "versions": versions,
         "commit": commit(),
     }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    append(RESULTS, line)
 
 
 def main() -> None:
@@ -226,7 +226,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         source = Path(folder) / "source"
-        measure(sys.executable, __file__, "--generate", str(source))
+        measure(sys.executable, "-m", "benchmarks.to_gguf", "--generate", str(source))
         for mix in options.mixes:
             for line in bench(options, source, mix):
                 show(line, options.repeat)

@@ -1,6 +1,6 @@
 """Measure the time and memory of `qwen35 verify`, level by level, beside the conversion's.
 
-    python benchmarks/verify.py [--folder FOLDER] [--text FILE] [--cores 2] [--levels structure ...]
+    python -m benchmarks.verify [--folder FOLDER] [--text FILE] [--cores 2] [--levels structure ...]
 
 A checkpoint of 0.8B's layers with an untied head (2 GB; --layers 24: more of them) is generated and
 converted to fp8-block;
@@ -13,7 +13,6 @@ benchmarks/results/verify.jsonl.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from convert import CASES, ENVIRONMENT, ROOT, commit, generate, measure
+from benchmarks.convert import CASES, ENVIRONMENT, ROOT, commit, generate, measure
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "verify.jsonl"
 NANO = ROOT / "tests" / "data" / "nano-dense"
@@ -49,9 +49,7 @@ def main() -> None:
     ENVIRONMENT["OMP_NUM_THREADS"] = options.cores
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for measured in run(Path(folder), options):
-            print(json.dumps(measured), flush=True)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(measured) + "\n")
+            record(RESULTS, measured)
             peak = measured["rss_mb"]
             assert peak < LIMIT_MB, f"peak memory {peak} MB, expected {LIMIT_MB}"
 
@@ -61,7 +59,7 @@ def run(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     source, out = folder / "source", folder / "out"
     text, levels = options.text, options.levels
     made = ("--layers", str(options.layers), "--generate", str(source))
-    measure(sys.executable, __file__, *made)
+    measure(sys.executable, "-m", "benchmarks.verify", *made)
     shutil.copy(NANO / "tokenizer.json", source)
     cli = (sys.executable, "-m", "qwen35_convert.cli")
     yield line("convert", source, *cli, "convert", str(source), "-o", str(out), "--no-verify")

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import importlib
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def compare(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("compare", "verify", "convert"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import compare
-
-    return compare
+def compare():
+    return importlib.import_module("benchmarks.compare")
 
 
 def test_each_recipe_is_run_alone_and_then_all_together(compare, monkeypatch, tmp_path):

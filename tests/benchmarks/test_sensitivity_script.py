@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 FORMS = {"int4": 4.125, "nvfp4a16": 4.5, "fp8-block": 8.0, "fp8-channel": 8.0, "keep": 16.0}
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("sensitivity", "convert"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import sensitivity
-
-    return sensitivity
+def script():
+    return importlib.import_module("benchmarks.sensitivity")
 
 
 def test_the_same_values_share_a_place(script):
