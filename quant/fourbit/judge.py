@@ -7,7 +7,11 @@ explains it. Elsewhere it is held to what our nearest codes would reach:
 
     strips   of 128 columns have at most 2.5 times that error, as RMS; more than half of a weight's
              at most 1.5 times; a column that no token used, which GPTQ erases, counts as we have it
-    weights  are at most 4 steps of their code off, if hardly any column has moved codes
+    weights  are at most 4 steps of their code off, if hardly any column has moved codes; if hardly
+             any code is moved, none is 1.5 steps off alone in its row and its column, and none is
+             zero with its whole column
+    columns  have at most twice that error, one of them at least: GPTQ takes the nearest codes in
+             the column that it begins with, and rounding up or down at will does no worse
     gain     and bias: as `quant.ggml.judge` has them
 
 An encoder that weighs inputs moves codes in most columns. Its error has no bound of use: with
@@ -24,9 +28,9 @@ a factor f has d = (f - 1) w. So where codes are moved in 15 % of the columns or
 
 Measured on weights of three models, inputs from white to two columns 300 times the others, or of 16
 tokens, damping 0.01 and 0.001, all forms: right ones have up to 13 times our error, at most 4 %
-beyond chance along w, gains of 0.865 to 1.001. Scales a fifth off, of another row or group, zero
-points one off: 10 % and more beyond chance, or a gain of 1.09 and more. Values of another place: a
-gain of 0.
+beyond chance along w, gains of 0.865 to 1.001, and a column with at most 1.04 times our error.
+Scales a fifth off, of another row or group, zero points one off: 10 % and more beyond chance, or a
+gain of 1.09 and more. Values of another place: a gain of 0.
 
 Trap: a few bits that flip in such a weight look like what GPTQ does; only the receipt shows them.
 Where damping is so small that GPTQ leaves more than the weight itself as its error, as with 0.3 of
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STRIP = 128
-MOST, USUAL = 2.5**2, 1.5**2
+MOST, USUAL, BEST = 2.5**2, 1.5**2, 2.0**2
 FAR = 4
 # A source that was made from these weights and stored as BF16 is this far from them, squared.
 MADE_BF16 = 2.0**-18
@@ -53,6 +57,9 @@ MADE_BF16 = 2.0**-18
 NEAR = 1 / 2 + 1 / 16
 # A column counts as moved by the share of its codes that are, an eighth of them in full.
 IN_FULL, MOVED, HARDLY = 8, 3 / 20, 1 / 20
+# Up to here codes are those of the nearest, but for what was done to them afterwards. A code is
+# alone if it is one of so many of its row, and of its column.
+UNMOVED, ASTRAY, ALONE = 1 / 125, 1.5, 64
 LEANS, OF_ERROR = 0.6, 0.4
 ALONG, LEAST_GAIN, MOST_GAIN = 0.1, 0.82, 1.05
 
@@ -60,6 +67,9 @@ ERROR = f"strips of {STRIP} weights have more than 2.5 times the error that our 
 MANY = f"strips of {STRIP} weights have more than 1.5 times the error that our encoder leaves"
 OTHER = f"strips of {STRIP} weights hold other values than the source's"
 ZERO = f"strips of {STRIP} weights are all zeros, where our encoder leaves values"
+ERASED = "weights are zeros with their whole column, where our encoder leaves values"
+SINGLE = f"weights are more than {ASTRAY} steps off, where codes are else the nearest"
+NOWHERE = "every column has more than twice the error that our encoder leaves"
 
 
 class Decoded(NamedTuple):
@@ -87,12 +97,16 @@ def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
     error = measure(w_NK, stored.values)
     w, q, own = w_NK.double(), stored.values.double(), ours.double()
     empty = (_strips(q) == 0).all(-1) & (_strips(own) != 0).any(-1)
+    erased = (w.abs() > NEAR * stored.gap) & stored.usual & (q == 0).all(0)
     q = q.where((q != 0).any(0), own)
     missed = q - w
     near = (missed.abs() <= NEAR * stored.gap) | (stored.outward * missed < 0)
     near &= stored.usual
     right = q.where(near, own)
-    error.faults = _faults(w, missed, right - w) + Counter({ZERO: int(empty.sum())})
+    single = _alone(~near) & stored.usual & (missed.abs() > ASTRAY * stored.gap)
+    nowhere = w.numel() if _nowhere(w, missed, right - w) else 0
+    counts = {ZERO: int(empty.sum()), ERASED: int(erased.sum()), SINGLE: int(single.sum())}
+    error.faults = _faults(w, missed, right - w) + Counter(counts | {NOWHERE: nowhere})
     error.blocks = empty.numel()
     error.outside = int(((missed.abs() > FAR * stored.gap) & (q != 0) & ~near).sum())
     error.moved = len(w) * float((IN_FULL * (~near).double().mean(0)).clamp(max=1).sum())
@@ -109,13 +123,15 @@ def judge_whole(error: Error, group: int, bits: int = 4) -> list[str]:
     more than the gain they otherwise lose.
     """
     faults = Counter(error.faults)
+    far = [NOWHERE] if faults[NOWHERE] * 2 > error.count else []
     if error.moved > MOVED * error.count:
         wrong = {what: faults[what] for what in (OTHER, ZERO)}
-        return [*_told(wrong, error), *_leaning(error, min(group, STRIP))]
-    del faults[OTHER]
+        return [*_told(wrong, error), *far, *_leaning(error, min(group, STRIP))]
     if faults[MANY] * 2 <= error.blocks:
         del faults[MANY]
-    said = _told(faults, error)
+    said = [*_told({what: faults[what] for what in (ERROR, MANY, ZERO)}, error), *far]
+    if error.moved <= UNMOVED * error.count:
+        said += [f"{faults[what]:,} {what}" for what in (ERASED, SINGLE) if faults[what]]
     if error.outside and error.moved <= HARDLY * error.count:
         said.append(f"{error.outside:,} weights are more than {FAR} steps off")
     return [*said, *find_trends(error, cut=1 / (2**bits - 1) if bits > 4 else 0.0)]
@@ -148,6 +164,22 @@ def _faults(w: Tensor, missed: Tensor, least: Tensor) -> Counter[str]:
     other = high & (lean > LEANS * square) & (lean > OF_ERROR * found)
     bad = {ERROR: high, MANY: many, OTHER: other}
     return Counter({what: int(where.sum()) for what, where in bad.items()})
+
+
+def _nowhere(w: Tensor, missed: Tensor, least: Tensor) -> bool:
+    """Whether no column of some rows has about the error that the least one explains."""
+    square, found, reached = (x.square().sum(0) for x in (w, missed, least))
+    high = found > BEST * reached + MADE_BF16 * square
+    return bool((high | (square == 0)).all() and high.any())
+
+
+def _alone(off: Tensor) -> Tensor:
+    """Return which codes that are not the nearest are alone in their row and their column."""
+    rows, columns = off.shape
+    few = (off.sum(1, keepdim=True) <= max(1, columns // ALONE)) & (
+        off.sum(0) <= max(1, rows // ALONE)
+    )
+    return off & few
 
 
 def _along(w: Tensor, missed: Tensor, group: int) -> float:

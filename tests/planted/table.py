@@ -25,6 +25,7 @@ from tests.planted import (
     place_faults,
     quantization_faults,
     receipt_faults,
+    rounded_faults,
     side_faults,
     source_faults,
     type_faults,
@@ -72,7 +73,7 @@ def _of_all() -> list[Fault]:
 def _placed() -> Iterator[tuple[list[Fault], tuple[Base, ...]]]:
     """Yield faults with the bases that they may be planted into."""
     yield _of_all(), BASES
-    few = (fourbit_faults, fourbit_file_faults, weighed_faults, dialect_faults)
+    few = (fourbit_faults, fourbit_file_faults, rounded_faults, weighed_faults, dialect_faults)
     yield [fault for table in few for fault in table.cases()], FEW_BITS
     yield [*cache_faults.cases()], CACHED
 

@@ -187,3 +187,28 @@ def test_a_bit_of_some_codes_is_named_where_codes_are_the_nearest(form):
     assert judged(form, rows) == []
     assert judged(form, changed(rows, key, flip))
     assert judged(form, changed(rows, key, emptied))
+
+
+@forms
+def test_a_column_of_zeros_is_named_where_codes_are_the_nearest(form):
+    w = weight().clone()
+    w[:, 9] = 0
+    assert "whole column" in "".join(judged(form, nearest_to(form, w)))
+
+
+@forms
+def test_a_weight_that_was_changed_before_it_was_rounded_is_named(form):
+    w = weight().clone()
+    w[7, 11] += 0.06 * (1 if w[7, 11] < 0 else -1)
+    assert "else the nearest" in "".join(judged(form, nearest_to(form, w)))
+
+
+def test_eight_bits_of_weights_that_had_four_are_named():
+    step = weight().float().abs().amax(1, keepdim=True) / 7
+    w = ((weight() / step).round() * step).bfloat16()
+    assert "every column" in "".join(judged("int8", nearest_to("int8", w)))
+
+
+def nearest_to(form: str, w: torch.Tensor) -> Rows:
+    scheme = FORMS[form]
+    return each_row(scheme, scheme.encode(w, scheme.prepare(iter([w]))), (N, K))

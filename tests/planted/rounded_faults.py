@@ -1,0 +1,60 @@
+"""Faults of whole encoders of few bits: the source's values, changed and then rounded rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quant.fourbit.parts import GLOBAL
+from quant.stored import scheme_of
+from qwen35_convert.containers.registry import open_checkpoint
+from tests.planted.edit import Tensors
+from tests.planted.fault import Fault
+from tests.planted.fourbit_faults import ALL, GATE, UP, where
+from tests.planted.source_faults import original, through_int4
+from tests.planted.tensor_fault import Change, Plant, tensor_fault
+from tests.planted.value_faults import column_zeroed
+
+
+def cases() -> Iterator[Fault]:
+    """Yield every fault of this kind."""
+    for name, (outputs, how) in ROUNDED.items():
+        plant = _encoded(UP, UP, how)
+        yield tensor_fault("four bits: values", name, plant, where(*outputs))
+    plant = _encoded(UP, GATE, lambda values: values)
+    yield tensor_fault("four bits: values", "of-the-gate", plant, where(*ALL))
+
+
+def _encoded(hub: str, source: str, how: Change) -> Plant:
+    """Return a fault that stores another weight's values, changed, in a tensor's own scheme."""
+
+    def plant(tensors: Tensors) -> str:
+        artifact = tensors.artifact
+        opened = open_checkpoint(artifact.path)
+        stored = tensors.stored(hub)
+        atom = next(a for a in opened.layout.atoms.values() if a.weight == stored)
+        scheme = scheme_of(atom)
+        named = {part.key: part.info.name for part in scheme.parts(stored, atom.shape)}
+        shared = tensors.entry(named[GLOBAL]).view() if GLOBAL in named else None
+        for key, value in scheme.encode(how(original(tensors, source)), shared).items():
+            view = tensors.entry(named[key]).view()
+            view.copy_(value.view(view.dtype).reshape(view.shape))
+        return stored
+
+    return plant
+
+
+def _weight_changed(values: Tensor) -> Tensor:
+    """Change one of the usual ones by twice their deviation."""
+    w = values[7, 11]
+    values[7, 11] = w - 2 * values.std() * torch.where(w > 0, 1, -1)
+    return values
+
+
+ROUNDED: dict[str, tuple[tuple[str, ...], Change]] = {
+    "a-column-zeroed": (ALL, column_zeroed),
+    "a-weight-changed": (ALL, _weight_changed),
+    "through-int4": (("int8",), through_int4),
+}
