@@ -8,6 +8,8 @@ block; with 16384 weights to a block they agree to about 1e-5. Then
     scale   s is in [low, high]; or it is the bfloat16 nearest to a scale in there, rounded after
             quantising; or it was fitted to the codes afterwards, and is nearer to <w, c> / <c, c>,
             where their error is least, than [low, high] reaches
+    grid    where the weights are numbers on a grid already, of an FP8 source, [low, high] is wide;
+            there s is the step of that grid, or the next power of two
     ties    under a scale that is a power of two, w / s is exact: all ties of a block went to the
             even code, or all the same way, as where s0 was a little beside s
     size    amax / 448 <= s0 <= 2 amax / 448, up to the next power of two: E4M3 is floating, so
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 TIES = 2.0**-20
 FLOOR = 1e-4 / E4M3_MAX
 NORM = 2.4
+# Weights on a grid: the least relative width of [low, high], the square of how far BF16 may have
+# moved them, and how many numbers say that it is no chance.
+WIDE, ON_GRID, DISTINCT = 2.0**-6, 2.0**-16, 16
 
 SIGN = "blocks have codes of the wrong sign"
 CODES = "blocks have codes that are not the nearest under any one scale"
@@ -104,6 +109,9 @@ def find_faults(blocks: Blocks) -> Counter[str]:
         doubtful = doubtful & ~(explained & _is_refitted(blocks, low, high))
     if (clipped & ~doubtful).any():
         clipped = clipped & _lost_by_clipping(blocks, half / scale)
+    wide = (high > low * (1 + WIDE)) & near & (scale > FLOOR * (1 + TIES))
+    if blocks.whole and wide.any() and not _are_powers_of_two(scale):
+        doubtful = doubtful | (wide & _is_off_grid(blocks, half))
     torn = _have_torn_ties(blocks) if _are_powers_of_two(scale) else torch.zeros_like(doubtful)
     large = (scale > 2 * base * (1 + TIES)) & (scale > FLOOR) & (top > 0) & blocks.whole
     faults = {
@@ -166,6 +174,25 @@ def _is_refitted(blocks: Blocks, low: Tensor, high: Tensor) -> Tensor:
     reach = torch.maximum((low - fitted).abs(), (high - fitted).abs())
     moved = _half_step(blocks.scale, narrow=blocks.narrow) + TIES * fitted
     return (blocks.scale - fitted).abs() <= reach + moved
+
+
+def _is_off_grid(blocks: Blocks, half: Tensor) -> Tensor:
+    """Return which scales are not the step of the grid that their weights are numbers on."""
+    w, codes = blocks.w.float(), blocks.codes.float()
+    step = _sum(w * codes, blocks) / _sum(codes * codes, blocks)
+    missed = w - codes * fp8.expand(step.float(), blocks.block, w.shape)
+    exact = _sum(missed.square(), blocks) <= ON_GRID * _sum(w.square(), blocks)
+    exact &= _count_magnitudes(blocks) >= DISTINCT
+    return exact & ((blocks.scale - step).abs() > half + 2.0**-8 * step)
+
+
+def _count_magnitudes(blocks: Blocks) -> Tensor:
+    """Return how many magnitudes the codes of each block have."""
+    grid = blocks.scale.shape
+    place = fp8.expand(torch.arange(grid.numel()).view(grid), blocks.block, blocks.w.shape)
+    index = place.long() * 128 + (blocks.codes.view(torch.uint8) & 127).long()
+    found = torch.bincount(index.reshape(-1), minlength=grid.numel() * 128)
+    return (found.view(*grid, 128) > 0).sum(-1)
 
 
 def _lost_by_clipping(blocks: Blocks, moved: Tensor) -> Tensor:

@@ -238,3 +238,21 @@ def test_a_row_beyond_the_last_whole_block_is_judged_too():
     assert faults(BLOCKS, w, codes, scale) == []
     scale[1, 2] *= 1.03
     assert faults(BLOCKS, w, codes, scale) == [f"1 of 6 {judge.SCALE}"]
+
+
+@by_grid
+@pytest.mark.parametrize("ours", ["pow2", "float32", "bfloat16"])
+@pytest.mark.parametrize("theirs", ["pow2", "float32"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_weights_of_an_fp8_source_pass_in_fp8(w, grid, ours, theirs, stored):
+    """Also where a power of two leaves the codes as they are, and all values a little larger."""
+    again = fp8.dequantize(*fp8.quantize(w, GRIDS[grid], theirs), GRIDS[grid]).to(stored)
+    assert faults(SCHEMES[grid], again, *fp8.quantize(again, GRIDS[grid], ours)) == []
+
+
+@by_grid
+@pytest.mark.parametrize("gain", [0.98, 1.02])
+def test_scales_of_an_fp8_source_that_grew_are_named(w, grid, gain):
+    codes, scale = fp8.quantize(w, GRIDS[grid], "float32")
+    again = fp8.dequantize(codes, scale, GRIDS[grid]).bfloat16()
+    assert faults(SCHEMES[grid], again, codes, scale * gain) != []
