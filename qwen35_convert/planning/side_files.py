@@ -1,7 +1,8 @@
 """Side files read as what they are, before anything is written: each is part of the artifact.
 
-    .json                 an object; modules.json a list; as engines read it, not as strictly as a
-                          config: a key may stand twice
+    .json                 an object, its fields of the kinds that engines need (`side_kinds`);
+                          modules.json a list; read as engines do, not as strictly as a config: a
+                          key may stand twice
     .jinja, chat_template a Jinja template, as engines compile it
     .txt, .md, no suffix  text, tokenizer.model anything: but none is a pointer of git-lfs
 
@@ -20,6 +21,7 @@ from formats.embedder import check_modules
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.safetensors.folder import DOCUMENTS
+from qwen35_convert.planning.side_kinds import check_config, check_kinds
 from qwen35_convert.template import compile_template
 
 LISTS = ("modules.json",)
@@ -32,7 +34,11 @@ AGAIN = "fetch it again: qwen35 download OWNER/NAME -o DIR"
 
 
 def check_sides(source: Checkpoint) -> None:
-    """Raise FormatError, naming the file, for one that is not what its name says."""
+    """Raise FormatError, naming the file, for one that is not what its name says.
+
+    So it does for config.json, whose fields go along.
+    """
+    check_config(source)
     for name in source.side_names:
         _check(name, source.sides[name])
     check_modules(source.sides)
@@ -113,3 +119,4 @@ def _check_json(name: str, content: bytes) -> None:
         raise FormatError(name, f"is not JSON ({error})", WORDS[kind], AGAIN) from None
     if not isinstance(value, kind):
         raise FormatError(name, f"holds {type(value).__name__}", WORDS[kind], AGAIN)
+    check_kinds(name, value)

@@ -1,0 +1,156 @@
+"""What engines need the fields of config.json and of side files to be: a table, and its walk.
+
+An artifact carries these fields along. One that is of another kind, such as a token id that is
+text, converts and then fails in every engine, or is ignored by some. A field that is absent or null
+is nobody's mistake here; what contradicts the weights is found elsewhere.
+
+Of tokenizer.json it is what the `tokenizers` library refuses: ids that are no whole numbers, merges
+of tokens that the vocabulary does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+from formats.checkpoint import Checkpoint
+from formats.errors import FormatError
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+MEND = "correct it in the source, or take the file from the original repository"
+TYPES = frozenset(
+    {"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "float8_e4m3fn"}
+)
+
+
+class Kind(NamedTuple):
+    """What a value may be, and how a message says that."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _whole(value: Any, least: int | None = None) -> bool:
+    return type(value) is int and (least is None or value >= least)
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and isfinite(value)
+
+
+def _all(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(holds, value))
+
+
+def _dtype(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_dtype, value.values()))
+    return isinstance(value, str) and value.removeprefix("torch.") in TYPES
+
+
+IDS = Kind("the id of a token, or a list of them", lambda v: _whole(v) or _all(v, _whole))
+PLACE = Kind("the id of a token", lambda v: _whole(v, 0))
+SIZE = Kind("a whole number from 1", lambda v: _whole(v, 1))
+COUNT = Kind("a whole number", _whole)
+NUMBER = Kind("a number", _number)
+NUMBERS = Kind("three numbers", lambda v: _all(v, _number) and len(v) == 3)
+FLAG = Kind("true or false", lambda v: v in (True, False))
+DTYPE = Kind("a type of torch, such as bfloat16", _dtype)
+TEXTS = Kind(
+    "text, or a list of texts",
+    lambda v: isinstance(v, str) or _all(v, lambda one: isinstance(one, str)),
+)
+
+Fields = Mapping[str, Kind]
+TOKENS: Fields = {"eos_token_id": IDS, "bos_token_id": IDS, "pad_token_id": IDS}
+OF_ANY_PART: Fields = TOKENS | {"dtype": DTYPE, "torch_dtype": DTYPE}
+OF_TEXT: Fields = {
+    "max_position_embeddings": SIZE,
+    "attention_dropout": NUMBER,
+    "initializer_range": NUMBER,
+    "use_cache": FLAG,
+}
+OF_WHOLE: Fields = dict.fromkeys(
+    ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), PLACE
+)
+OF_IMAGES: Fields = {
+    "patch_size": SIZE,
+    "temporal_patch_size": SIZE,
+    "merge_size": SIZE,
+    "image_mean": NUMBERS,
+    "image_std": NUMBERS,
+    "rescale_factor": NUMBER,
+}
+OF_FILES: Mapping[str, Fields] = {
+    "generation_config.json": TOKENS
+    | {
+        "do_sample": FLAG,
+        "temperature": NUMBER,
+        "top_k": COUNT,
+        "top_p": NUMBER,
+        "min_p": NUMBER,
+        "repetition_penalty": NUMBER,
+        "max_length": SIZE,
+        "max_new_tokens": SIZE,
+        "stop_strings": TEXTS,
+    },
+    "preprocessor_config.json": OF_IMAGES,
+    "video_preprocessor_config.json": OF_IMAGES,
+}
+
+
+def check_kinds(name: str, value: Any) -> None:
+    """Raise FormatError for a field of a side file that is of another kind; value: its object."""
+    _check(name, value, "", OF_FILES.get(name, {}))
+    if name == TOKENIZER:
+        for wrong in _wrong_tokens(value):
+            raise FormatError(name, wrong, fix=MEND)
+
+
+def check_config(source: Checkpoint) -> None:
+    """Raise FormatError for a field of config.json that is of another kind."""
+    config = source.config
+    prefix = "text_config." if config.nested else ""
+    parts = ((config.text, prefix, OF_TEXT), (config.raw, "", OF_WHOLE))
+    for part, where, fields in parts:
+        _check(CONFIG, part, where, OF_ANY_PART | fields)
+
+
+def _check(name: str, value: Mapping[str, Any], prefix: str, fields: Fields) -> None:
+    for field, kind in fields.items():
+        got = value.get(field)
+        if got is not None and not kind.holds(got):
+            raise FormatError(name, f"{prefix}{field} is {got!r:.120}", kind.words, MEND)
+
+
+def _wrong_tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a byte-level BPE; of other models nothing is known."""
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        yield "has no model"
+    elif model.get("type", "BPE" if "merges" in model else None) == "BPE":
+        yield from _wrong_bpe(model)
+    for entry in tokenizer.get("added_tokens") or ():
+        fields = entry if isinstance(entry, dict) else {}
+        if not isinstance(fields.get("content"), str) or not PLACE.holds(fields.get("id")):
+            yield f"has an added token {entry!r:.120}, which is no text with an id"
+
+
+def _wrong_bpe(model: Mapping[str, Any]) -> Iterator[str]:
+    vocab, merges = model.get("vocab"), model.get("merges")
+    inside = len(model.get("continuing_subword_prefix") or "")
+    if not isinstance(vocab, dict) or not vocab or not isinstance(merges, list):
+        yield "has no model.vocab or model.merges"
+        return
+    for token, number in vocab.items():
+        if not PLACE.holds(number):
+            yield f"has a token {token!r:.120} with the id {number!r:.120}"
+    for merge in merges:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(merge, str) and merge.startswith("#version"):
+            continue
+        if not _all(pair, lambda part: isinstance(part, str)) or len(pair) != 2:
+            yield f"has a merge {merge!r:.120}, which is no pair"
+        elif not {*pair, pair[0] + pair[1][inside:]} <= vocab.keys():
+            yield f"has a merge {merge!r:.120} of tokens that its vocabulary does not have"

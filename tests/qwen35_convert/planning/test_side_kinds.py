@@ -1,0 +1,130 @@
+"""A field of another kind than engines need is refused before a byte is written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from formats.errors import FormatError
+from qwen35_convert import api
+from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.planning.side_kinds import check_config, check_kinds
+from qwen35_convert.recipe import read_recipe
+from tests.variants import NANO, nano
+
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
+IMAGES = "preprocessor_config.json"
+SPOILT: tuple[tuple[str, str, Any], ...] = (
+    (GENERATION, "eos_token_id", "1984"),
+    (GENERATION, "eos_token_id", [[1984]]),
+    (GENERATION, "eos_token_id", True),
+    (GENERATION, "pad_token_id", 1.5),
+    (GENERATION, "temperature", "0.6"),
+    (GENERATION, "temperature", float("nan")),
+    (GENERATION, "top_k", 1.5),
+    (GENERATION, "do_sample", "yes"),
+    (GENERATION, "stop_strings", 5),
+    (IMAGES, "patch_size", 0),
+    (IMAGES, "image_mean", [0.5]),
+    ("video_preprocessor_config.json", "merge_size", "2"),
+)
+FINE: tuple[tuple[str, str, Any], ...] = (
+    (GENERATION, "eos_token_id", 1984),
+    (GENERATION, "eos_token_id", None),
+    (GENERATION, "temperature", 1),
+    (GENERATION, "do_sample", None),
+    (GENERATION, "stop_strings", ["a"]),
+    (GENERATION, "a_field_of_tomorrow", "x"),
+    (IMAGES, "size", {"longest_edge": 5}),
+    ("README.json", "eos_token_id", "x"),
+)
+CONFIG: tuple[tuple[str, str, Any], ...] = (
+    ("text", "eos_token_id", "x"),
+    ("text", "eos_token_id", [1, "x"]),
+    ("text", "pad_token_id", {}),
+    ("text", "dtype", "float99"),
+    ("root", "torch_dtype", "foo"),
+    ("text", "max_position_embeddings", 0),
+    ("text", "max_position_embeddings", "4096"),
+    ("text", "use_cache", "no"),
+    ("text", "initializer_range", "x"),
+    ("root", "image_token_id", -1),
+)
+CONFIG_FINE: tuple[tuple[str, str, Any], ...] = (
+    ("text", "eos_token_id", [1984, 1986]),
+    ("root", "torch_dtype", "torch.bfloat16"),
+    ("root", "dtype", {"text_config": "bfloat16", "vision_config": "float32"}),
+    ("text", "attention_dropout", 0),
+    ("text", "use_cache", 1),
+)
+
+
+@pytest.mark.parametrize(("name", "field", "value"), SPOILT)
+def test_a_field_of_another_kind_is_refused(name, field, value):
+    with pytest.raises(FormatError) as refusal:
+        check_kinds(name, {field: value})
+    assert str(refusal.value).startswith(f"{name} {field} is ")
+    assert "\n  fix   " in str(refusal.value)
+
+
+@pytest.mark.parametrize(("name", "field", "value"), FINE)
+def test_what_engines_read_is_not(name, field, value):
+    check_kinds(name, {field: value})
+
+
+@pytest.mark.parametrize(("part", "field", "value"), CONFIG)
+def test_so_it_is_in_the_config(tmp_path, part, field, value):
+    source = open_checkpoint(nano(tmp_path / "in", **{part: {field: value}}))
+    with pytest.raises(FormatError, match=rf"^config\.json .*{field} is "):
+        check_config(source)
+
+
+@pytest.mark.parametrize(("part", "field", "value"), CONFIG_FINE)
+def test_what_a_config_may_say_is_not(tmp_path, part, field, value):
+    check_config(open_checkpoint(nano(tmp_path / "in", **{part: {field: value}})))
+
+
+def _first(vocab: dict[str, Any], number: Any) -> None:
+    vocab[next(iter(vocab))] = number
+
+
+TOKENIZERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "no-model": ("no model", lambda t: t.pop("model")),
+    "no-vocab": ("no model.vocab", lambda t: t["model"].pop("vocab")),
+    "no-merges": ("model.merges", lambda t: t["model"].pop("merges")),
+    "vocab-of-pairs": ("model.vocab", lambda t: t["model"].update(vocab=[])),
+    "id-of-text": ("the id '5'", lambda t: _first(t["model"]["vocab"], "5")),
+    "id-below-0": ("the id -1", lambda t: _first(t["model"]["vocab"], -1)),
+    "merge-of-three": ("no pair", lambda t: t["model"]["merges"].insert(3, ["a", "b", "c"])),
+    "merge-of-nothing": ("does not have", lambda t: t["model"]["merges"].insert(3, ["qqq", "z"])),
+    "added-without-id": ("added token", lambda t: t["added_tokens"][0].pop("id")),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_that_cannot_be_loaded_is_refused(name):
+    wanted, change = TOKENIZERS[name]
+    tokenizer = json.loads((NANO / TOKENIZER).read_bytes())
+    check_kinds(TOKENIZER, copy.deepcopy(tokenizer))
+    change(tokenizer)
+    with pytest.raises(FormatError, match=wanted):
+        check_kinds(TOKENIZER, tokenizer)
+
+
+def test_a_tokenizer_of_another_model_is_nobodys_mistake():
+    check_kinds(TOKENIZER, {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}})
+    merges = ["#version: 0.2", "a b"]
+    model = {"vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
+    check_kinds(TOKENIZER, {"model": model | {"merges": [merges[0], "a ##b"]}})
+
+
+def test_a_folder_is_refused_before_a_byte_is_written(tmp_path):
+    source = nano(tmp_path / "in", files={GENERATION: {"eos_token_id": "1984"}})
+    with pytest.raises(FormatError, match="the id of a token") as refusal:
+        api.convert(source, tmp_path / "out", read_recipe("fp8-block", ()))
+    assert refusal.value.exit_code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
