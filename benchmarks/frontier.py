@@ -48,7 +48,6 @@ TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)
 MIXES = (
     "q4_k_m", "iq3_xxs", "q6_k", "q3_k_m", "q5_k_m", "iq4_xs", "iq2_xxs", "iq3_s", "iq2_m", "q2_k",
 )  # fmt: skip
-FITTED = ("q4_k_m", "q6_k", "q5_k_m", "iq4_xs", "q3_k_m", "q2_k")
 TOKENS = 32768  # of the calibration text, at most
 UNIFORM = ("int4", "int4-g32", "nvfp4a16", "mxfp4a16", "fp8-channel", "fp8-block", "int8")
 PACKAGES = ("torch", "gguf")
@@ -154,10 +153,10 @@ class Bench:
             yield Made("mix", mix, self.work / f"mix-{mix}.gguf", partial(self.convert, recipe))
 
     def mixes_by_gptq(self) -> Iterator[Made]:
-        """Yield the bundled mixes of types that GPTQ takes, by that method."""
+        """Yield the bundled mixes by GPTQ."""
         import qwen35_convert as q
 
-        for mix in filter(FITTED.__contains__, self.names):
+        for mix in self.names:
             recipe = self.by_gptq(q.read_recipe(f"gguf-{mix}", self.settings()))
             yield Made("gptq", mix, self.work / f"gptq-{mix}.gguf", partial(self.convert, recipe))
 

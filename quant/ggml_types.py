@@ -9,6 +9,8 @@ from formats.tensor import DTYPE_BYTES
 from quant.fourbit.ggml_codes import GgmlCodes
 from quant.fourbit.ggml_grids import CODES
 from quant.fourbit.ggml_nvfp4 import TYPE, GgmlNvfp4, recognise_nvfp4
+from quant.fourbit.ggml_points import GgmlPoints
+from quant.fourbit.point_fields import FIELDS
 from quant.ggml.scheme import Ggml
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ def ggml_type(name: str, *, fed_back: bool = False) -> Ggml:
     """
     if name == TYPE:
         return GgmlNvfp4()
+    if name in FIELDS:
+        return GgmlPoints(name, fed_back=fed_back)
     return GgmlCodes(name, fed_back=fed_back) if name in CODES else Ggml(name)
 
 

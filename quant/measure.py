@@ -48,6 +48,22 @@ class Reached(NamedTuple):
     sum_error: float
 
 
+class Within(NamedTuple):
+    """Sums over rows of the weights that lie within the values of their codes.
+
+    square      of w^2 of a row
+    product     of w q, and `ours` of what our own encoder has for q
+    of_squares  of square^2, `of_both` of square product, `of_products` of product^2
+    """
+
+    square: float
+    product: float
+    ours: float
+    of_squares: float
+    of_both: float
+    of_products: float
+
+
 @dataclass(slots=True)
 class Error:
     """What is lost in `count` weights: sums in float64, counts of elements (rows: zero_rows).
@@ -61,6 +77,8 @@ class Error:
     reached     sums of squares, of products and of q - w that our own encoder leaves
     moved       weights in columns where codes are often not the nearest
     along       of sum_sq_error, what lies along the weights of a group, or is the same in all of it
+    by_chance   what errors of these sizes have there by chance
+    within      sums of weights within the values of their codes, where a scheme is judged by them
     """
 
     sum_sq_error: float = 0.0
@@ -79,6 +97,8 @@ class Error:
     reached: Reached | None = None
     moved: float = 0.0
     along: float = 0.0
+    by_chance: float = 0.0
+    within: Within | None = None
 
     def __iadd__(self, other: Error) -> Error:
         for name, joined in JOINED:
@@ -180,12 +200,16 @@ def _larger(a: float, b: float) -> float:
     return a if isnan(a) or a > b else b
 
 
-def _add_reached(a: Reached | None, b: Reached | None) -> Reached | None:
-    return Reached(*map(add, a, b)) if a and b else a or b
+def _add_sums(a: Reached | Within | None, b: Reached | Within | None) -> Reached | Within | None:
+    return type(a)(*map(add, a, b)) if a and b else a or b
 
 
 # How a field adds up that is not a sum; how each does.
-ADD: dict[str, Callable[[Any, Any], Any]] = {"max_abs": _larger, "reached": _add_reached}
+ADD: dict[str, Callable[[Any, Any], Any]] = {
+    "max_abs": _larger,
+    "reached": _add_sums,
+    "within": _add_sums,
+}
 JOINED = tuple((each.name, ADD.get(each.name, add)) for each in fields(Error))
 
 

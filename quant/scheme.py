@@ -102,6 +102,11 @@ class Scheme(StoredForm, Recogniser, Protocol):
         ...
 
     @property
+    def column_multiple(self) -> int:
+        """GPTQ chooses the codes of so many columns together."""
+        ...
+
+    @property
     def looked_up(self) -> bool:
         """Whether engines read an embedding that is stored so."""
         ...

@@ -22,6 +22,7 @@ class Usual:
     """What most schemes say; one of them says otherwise by its own method."""
 
     row_multiple: int = 1
+    column_multiple: int = 1
     looked_up: bool = False
     static_inputs: bool = False
     dialects: tuple[str, ...] = (COMPRESSED,)

@@ -19,7 +19,7 @@ Shape letters: N rows, K columns, G groups of g columns in a row, B = N G groups
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -143,20 +143,31 @@ def choose_units(
     step, zero = grid.step.clone().view(shape), grid.zero.view(shape)
     among = None if tried is None else tried.view(-1, *step.shape)
     units, walker = torch.empty(w_NK.shape), OneMatrix(factor)
-    if factor.outputs is None:
-        whole = Rows(w_NK, step, zero, units, bits, among, form)
-        for first in range(0, len(w_NK), ROWS):
-            rows = whole.part(slice(first, first + ROWS))
-            rows.w = rows.w.float()
-            choose(rows, walker, passes)
-        return units, step.view(-1)
-    w = w_NK.to(torch.float32, copy=True).contiguous()
-    rows = Rows(w, step, zero, units, bits, among, form)
-    for part, share in factor.outputs.slices():
-        some = rows.part(part)
-        choose(some, walker, passes)
-        walk.subtract(rows.w[part.stop :].numpy(), share.numpy(), some.left.numpy(), 0, 0)
+    whole = Rows(w_NK, step, zero, units, bits, among, form)
+
+    def one(part: slice, w: Tensor) -> Tensor:
+        rows = replace(whole.part(part), w=w)
+        choose(rows, walker, passes)
+        return rows.left
+
+    in_turn(w_NK, factor, one)
     return units, step.view(-1)
+
+
+def in_turn(w_NK: Tensor, factor: Factor, one: Callable[[slice, Tensor], Tensor]) -> None:
+    """Choose codes of ranges of rows, one after another, some of which make up for those before.
+
+    one  chooses those of a range of rows that should be w, float32 [n, K]; returns what they leave
+    """
+    if factor.outputs is None:
+        for first in range(0, len(w_NK), ROWS):
+            part = slice(first, first + ROWS)
+            one(part, w_NK[part].float().contiguous())
+        return
+    w = w_NK.to(torch.float32, copy=True).contiguous()
+    for part, share in factor.outputs.slices():
+        left = one(part, w[part])
+        walk.subtract(w[part.stop :].numpy(), share.numpy(), left.numpy(), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,16 @@ class GgmlCodes(Ggml):
         """Return the blocks, uint8 [N, B], in `out` if given."""
         if factor is None:
             return super(GgmlCodes, self).encode(w_NK, prepared, importance, out)
-        blocks = feed_back(self.type, w_NK.cpu(), factor)
+        blocks = self.feed_back(w_NK.cpu(), factor)
         return {BLOCKS: blocks if out is None else out.view(blocks.shape).copy_(blocks)}
+
+    def feed_back(self, w_NK: Tensor, factor: Factor) -> Tensor:
+        """Return blocks whose codes GPTQ chooses, uint8 [N, B]."""
+        return feed_back(self.type, w_NK, factor)
+
+    def decoded(self, w_NK: Tensor, blocks_NB: Tensor) -> Decoded:
+        """Return what blocks hold of a weight, for `judge_rows`."""
+        return decoded(self.type, w_NK, blocks_NB)
 
     def compare(
         self,
@@ -86,7 +94,7 @@ class GgmlCodes(Ggml):
         from quant.measure import measure
 
         w, blocks = (x.reshape(-1, x.shape[-1]) for x in (w_NK, rows[BLOCKS]))
-        stored = decoded(self.type, w, blocks)
+        stored = self.decoded(w, blocks)
         try:
             ours = codec.decode(self.type, codec.encode(self.type, w), w.shape[1])
         except QuantError:  # what our encoder refuses has nothing to be beside
@@ -153,8 +161,11 @@ def decoded(name: str, w_NK: Tensor, blocks_NB: Tensor) -> Decoded:
     from quant.fourbit.judge import Decoded
 
     codes, columns = CODES[name], w_NK.shape[1]
-    step, _, same = steps_of(name, blocks_NB)
+    step, zero, same = steps_of(name, blocks_NB)
     step = step.where(~same, 0.0)
+    least, largest = codes.values[:1] + codes.values[-1:] or (codes.least, codes.end - 1)
+    ends = ((end - zero) * step for end in (least, largest))
+    low, high = (spread(end, None, columns) for end in ends)
     stored = take_codes(name, blocks_NB)
     outward = (stored == codes.end - 1).int() - (stored == codes.least).int()
     return Decoded(
@@ -163,4 +174,5 @@ def decoded(name: str, w_NK: Tensor, blocks_NB: Tensor) -> Decoded:
         outward * spread(step.sign(), None, columns),
         is_usual(w_NK, codes.span * step.abs(), None),
         codes.group,
+        (w_NK - low) * (w_NK - high) > 0,
     )

@@ -36,7 +36,7 @@ class Factor:
     """A damped Hessian, ready for GPTQ.
 
     upper     [K, K] float32, upper Cholesky factor of its inverse, rows and columns in `order`
-    order     [K] int64, columns by their mean square, the largest first
+    order     [K] int64, columns, or groups of some, by their mean square, the largest first
     diagonal  [K] float32, that of the damped Hessian: what an error in each column weighs
     hessian   [K, K] float32, as it was given: not damped, not in order
     added     what damping adds to its diagonal
@@ -65,11 +65,29 @@ class Factor:
         diagonal, hessian = self.diagonal[places], self.hessian[places][:, places]
         return replace(self, order=order, diagonal=diagonal, hessian=hessian)
 
+    def joined(self, group: int) -> Factor:
+        """Return it in an order that keeps groups of columns together.
 
-def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
+        QuantError if the Cholesky step fails in that order.
+        """
+        import torch
+
+        first = self.order.view(-1, group)[:, :1] // group * group
+        together = first + torch.arange(group, device=first.device)
+        if torch.equal(together.flatten(), self.order):
+            return self
+        order = _order(self.hessian.diagonal(), group)
+        upper = upper_of_inverse(self.hessian, order, self.added)
+        if upper is None:
+            raise QuantError("the Hessian is not positive definite in another order")
+        return replace(self, order=order, upper=upper.float().contiguous())
+
+
+def factor(hessian_KK: Tensor, damp: float = DAMP, group: int = 1) -> Factor:
     """Return the factor of the mean of x x^T, or of any multiple of it, on the same device.
 
-    damp  times the median of the diagonal is added to the diagonal
+    damp   times the median of the diagonal is added to the diagonal
+    group  columns that stay together in the order
 
     A column that no token moved has no part in it. Raises QuantError if all are such, if a number
     is not finite, or if no damping up to the mean makes it positive definite.
@@ -80,7 +98,7 @@ def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
         raise QuantError("the Hessian holds a NaN or an infinity")
     if not moved.any():
         raise QuantError("the Hessian is zero: no token reached this weight")
-    order = diagonal.argsort(descending=True, stable=True)
+    order = _order(diagonal, group)
     typical, most = (float(x) for x in (diagonal[moved].median(), diagonal[moved].mean()))
     added = damp * typical
     while added <= most:
@@ -90,3 +108,12 @@ def factor(hessian_KK: Tensor, damp: float = DAMP) -> Factor:
             return Factor(upper, order, diagonal + added, hessian_KK.float(), added)
         added = max(added * HARDER, DAMP * typical)
     raise QuantError("the Hessian is not positive definite, whatever is added to its diagonal")
+
+
+def _order(diagonal_K: Tensor, group: int) -> Tensor:
+    """Return groups of columns by the sum of their mean squares, the largest first."""
+    import torch
+
+    columns = torch.arange(len(diagonal_K), device=diagonal_K.device).view(-1, group)
+    sums = diagonal_K.view(-1, group).sum(1)
+    return columns[sums.argsort(descending=True, stable=True)].flatten()

@@ -23,8 +23,12 @@ a factor f has d = (f - 1) w. So where codes are moved in 15 % of the columns or
 
     strips   over the bound have |<d, w>| at most 0.6 |w|^2, or 0.4 |d|^2
     groups   of n columns have at most 10 % + 2 / n of the error along w and along 1, in the codes
-             that scales do not explain: chance makes it 2 / n
+             that scales do not explain: chance makes it 2 / n, more where few weights are large
     gain     0.82 to 1.05 times that of the codes that scales explain
+    within   of ggml's types: the gain of weights that scales do not cut off, see there
+
+Points of IQ2 and IQ3 are judged as if each level were free,
+which it is not: of them strips and what is within are judged, not groups and gain.
 
 Measured on weights of three models, inputs from white to two columns 300 times the others, or of 16
 tokens, damping 0.01 and 0.001, all forms: right ones have up to 13 times our error, at most 4 %
@@ -42,6 +46,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from quant.fourbit.within import gain_within, within
 from quant.ggml.judge import find_trends
 from quant.measure import Error, Reached, measure
 
@@ -80,6 +85,7 @@ class Decoded(NamedTuple):
     outward  the sign of what lies beyond, where the code is the last of its side; else 0
     usual    whether encoders take such a scale for the weights of its group
     group    columns of a scale
+    cut      whether the weight lies beyond the values that its codes have; None: it is not told
     """
 
     values: Tensor
@@ -87,6 +93,7 @@ class Decoded(NamedTuple):
     outward: Tensor
     usual: Tensor
     group: int
+    cut: Tensor | None = None
 
 
 def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
@@ -106,18 +113,23 @@ def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
     single = _alone(~near) & stored.usual & (missed.abs() > ASTRAY * stored.gap)
     nowhere = w.numel() if _nowhere(w, missed, right - w) else 0
     counts = {ZERO: int(empty.sum()), ERASED: int(erased.sum()), SINGLE: int(single.sum())}
-    error.faults = _faults(w, missed, right - w) + Counter(counts | {NOWHERE: nowhere})
+    error.faults = _faults(w, missed, right - w, stored.cut) + Counter(counts | {NOWHERE: nowhere})
     error.blocks = empty.numel()
     error.outside = int(((missed.abs() > FAR * stored.gap) & (q != 0) & ~near).sum())
     error.moved = len(w) * float((IN_FULL * (~near).double().mean(0)).clamp(max=1).sum())
-    error.along = _along(w, missed.where(~near, 0.0), min(stored.group, STRIP))
+    away = missed.where(~near, 0.0)
+    error.along, error.by_chance = _along(w, away, min(stored.group, STRIP))
+    if stored.cut is not None:
+        error.within = within(*(x.masked_fill(stored.cut, 0.0) for x in (w, q, own)))
     reached = (right - w).square(), w * right, right - w
     error.reached = Reached(*(float(x.sum()) for x in reached))
     return error
 
 
-def judge_whole(error: Error, group: int, bits: int = 4) -> list[str]:
+def judge_whole(error: Error, group: int, bits: int = 4, *, free: bool = True) -> list[str]:
     """Return what is wrong with a whole weight: strips, weights, gain and bias.
+
+    free  whether a code of one column leaves those of others free
 
     Writers cut the largest weight of a group by half a step, or none does: of many bits that is
     more than the gain they otherwise lose.
@@ -126,7 +138,8 @@ def judge_whole(error: Error, group: int, bits: int = 4) -> list[str]:
     far = [NOWHERE] if faults[NOWHERE] * 2 > error.count else []
     if error.moved > MOVED * error.count:
         wrong = {what: faults[what] for what in (OTHER, ZERO)}
-        return [*_told(wrong, error), *far, *_leaning(error, min(group, STRIP))]
+        leaning = [*far, *_leaning(error, min(group, STRIP))] if free else []
+        return [*_told(wrong, error), *(leaning or gain_within(error))]
     if faults[MANY] * 2 <= error.blocks:
         del faults[MANY]
     said = [*_told({what: faults[what] for what in (ERROR, MANY, ZERO)}, error), *far]
@@ -145,21 +158,27 @@ def _leaning(error: Error, group: int) -> list[str]:
     """Return how the whole error of weights that inputs weighed shows other values or scales."""
     if error.reached is None or not error.sum_sq_error or not error.sum_sq:
         return []
-    share = error.along / error.sum_sq_error
+    share, chance = (x / error.sum_sq_error for x in (error.along, error.by_chance))
     gain = 1 + (error.sum_dot - error.reached.sum_dot) / error.sum_sq
     said = []
-    if share > ALONG + 2 / group:
+    if share > ALONG + max(2 / group, chance):
         said.append(f"{share:.0%} of its error lies along the weights: scales are not their own")
     if not LEAST_GAIN <= gain <= MOST_GAIN:
         said.append(f"its values are {gain:.4g} times those of our encoder")
     return said
 
 
-def _faults(w: Tensor, missed: Tensor, least: Tensor) -> Counter[str]:
-    """Count the strips that have other values, or more error than the least one explains."""
+def _faults(w: Tensor, missed: Tensor, least: Tensor, cut: Tensor | None) -> Counter[str]:
+    """Count the strips that have other values, or more error than the least one explains.
+
+    cut  which weights lie beyond the values of their codes, and say nothing of others
+    """
     square = _strips(w.square()).sum(-1)
     found, reached = (_strips(x.square()).sum(-1) for x in (missed, least))
     high, many = (found > most * reached + MADE_BF16 * square for most in (MOST, USUAL))
+    if cut is not None:
+        w, missed = w.masked_fill(cut, 0.0), missed.masked_fill(cut, 0.0)
+        square, found = (_strips(x.square()).sum(-1) for x in (w, missed))
     lean = _strips(w * missed).sum(-1).abs()
     other = high & (lean > LEANS * square) & (lean > OF_ERROR * found)
     bad = {ERROR: high, MANY: many, OTHER: other}
@@ -182,13 +201,19 @@ def _alone(off: Tensor) -> Tensor:
     return off & few
 
 
-def _along(w: Tensor, missed: Tensor, group: int) -> float:
-    """Return the energy of the error along the weights of each group, and along 1."""
+def _along(w: Tensor, missed: Tensor, group: int) -> tuple[float, float]:
+    """Return the energy of the error along the weights of each group and along 1; and by chance.
+
+    If signs are those of coins, the products add up like their squares.
+    """
     w_NGg, missed_NGg = (_strips(x, group) for x in (w, missed))
     centred = w_NGg - w_NGg.mean(-1, keepdim=True)
     square = centred.square().sum(-1)
-    lean = (centred * missed_NGg).sum(-1).square() / square.where(square > 0, 1.0)
-    return float(lean.sum() + group * missed_NGg.mean(-1).square().sum())
+    square = square.where(square > 0, 1.0)
+    products = centred * missed_NGg
+    lean = products.sum(-1).square() / square + group * missed_NGg.mean(-1).square()
+    chance = products.square().sum(-1) / square + missed_NGg.square().mean(-1)
+    return float(lean.sum()), float(chance.sum())
 
 
 def _strips(x_NK: Tensor, size: int = STRIP) -> Tensor:

@@ -117,6 +117,10 @@ class Encoder:
         able = all(item.scheme.together for item in items)
         return able and self.stage != HEAD and encodes_together(self.device)
 
+    def _together_in(self, names: Sequence[str]) -> int:
+        """Return how many columns the weights of an input need side by side."""
+        return max(self.plan.items[self.numbers[name]].scheme.column_multiple for name in names)
+
     def _method(self, sums: Sums) -> str:
         asked = self.plan.recipe.quantize.method
         if not sums.count:
@@ -131,7 +135,7 @@ class Encoder:
         if method == NEAREST:
             return None, None
         if method == GPTQ:
-            made = factor(sums.values.div_(sums.count))
+            made = factor(sums.values.div_(sums.count), group=self._together_in(sums.names))
             self._digest.add(made.upper)
             return None, replace(made, outputs=self.streams.outputs(sums.names[0]))
         squares = sums.values if sums.values.dim() == 1 else sums.values.diagonal()

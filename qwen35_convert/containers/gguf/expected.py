@@ -25,6 +25,7 @@ from formats.gguf.tokenizer import tokenizer_metadata
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fourbit.ggml_grids import CODES
+from quant.fourbit.point_fields import FIELDS
 from quant.ggml.codec import CASTS
 from quant.ggml_types import ggml_type
 from quant.mix.choose import FILE_TYPES, Choice, choose
@@ -76,7 +77,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     infos = [part.info for stored in parts_of.values() for part in stored]
     items = tuple(_items(recipe, tensors, parts_of, chosen))
     written = [(item.atom, item.scheme) for item in items]
-    check_calibrated(recipe, written, [name.lower() for name in CODES])
+    check_calibrated(recipe, written, [name.lower() for name in (*CODES, *FIELDS)])
     types = {name: choice.type for name, choice in chosen.items()}
     check_needed(recipe, importance.known, tensors, types)
     pairs, tokenizer_notes = _metadata(source, recipe, infos)
