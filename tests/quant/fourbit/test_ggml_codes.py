@@ -173,7 +173,7 @@ def test_what_is_wrong_is_named(name, what):
 
 
 @types
-@pytest.mark.parametrize("times", [0.4, 1.3, 2.0])
+@pytest.mark.parametrize("times", [0.4, 0.5, 1.3, 2.0])
 def test_scales_that_are_not_their_own_are_named(name, times):
     scheme, w = ggml_type(name, fed_back=True), weight(7)
     rows = scheme.encode(w, factor=factor(hessian(7)))[BLOCKS]
