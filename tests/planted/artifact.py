@@ -27,6 +27,8 @@ NO_OUTPUT = "quantize.rules=[{match: layers.*.self_attn.o_proj, scheme: keep}]"
 IMATRIX = "quantize.imatrix={imatrix}"
 # A mix that has most weights in the type that it is named after.
 THEIRS = "quantize.mix=llama.cpp"
+# Codes that a short text chooses.
+BY_GPTQ = ("quantize.method=gptq", "quantize.calibrate.tokens=1024")
 # output: (bundled recipe, what differs from it)
 OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fp8-block": ("fp8-block", ()),
@@ -56,6 +58,10 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "iq2_xxs": ("gguf-iq2_xxs", (IMATRIX, THEIRS)),
     "iq3_xxs": ("gguf-iq3_xxs", (IMATRIX, THEIRS)),
     "q2_k": ("gguf-q2_k", (IMATRIX, THEIRS)),
+    "iq2_xxs-gptq": ("gguf-iq2_xxs", (IMATRIX, THEIRS, *BY_GPTQ)),
+    "iq3_xxs-gptq": ("gguf-iq3_xxs", (IMATRIX, THEIRS, *BY_GPTQ)),
+    "q2_k-gptq": ("gguf-q2_k", (IMATRIX, THEIRS, *BY_GPTQ)),
+    "q4_k_m-gptq": ("gguf-q4_k_m", BY_GPTQ),
     "gptq": ("int4", ("quantize.dialect=gptq", NO_OUTPUT)),
 }
 HUB = (
@@ -156,6 +162,10 @@ FEW_BITS = tuple(
         "wide iq2_xxs",
         "wide iq3_xxs",
         "wide q2_k",
+        "wide iq2_xxs-gptq",
+        "wide iq3_xxs-gptq",
+        "wide q2_k-gptq",
+        "wide q4_k_m-gptq",
         "nano gptq",
         "moe gptq",
     )

@@ -12,6 +12,7 @@ from tests.planted import (
     count_faults,
     dialect_faults,
     extra_faults,
+    fed_back_faults,
     field_type_faults,
     fourbit_faults,
     fourbit_file_faults,
@@ -73,7 +74,10 @@ def _of_all() -> list[Fault]:
 def _placed() -> Iterator[tuple[list[Fault], tuple[Base, ...]]]:
     """Yield faults with the bases that they may be planted into."""
     yield _of_all(), BASES
-    few = (fourbit_faults, fourbit_file_faults, rounded_faults, weighed_faults, dialect_faults)
+    few = (
+        fourbit_faults, fourbit_file_faults, rounded_faults, weighed_faults, dialect_faults,
+        fed_back_faults,
+    )  # fmt: skip
     yield [fault for table in few for fault in table.cases()], FEW_BITS
     yield [*cache_faults.cases()], CACHED
 
