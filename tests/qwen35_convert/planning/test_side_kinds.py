@@ -13,7 +13,7 @@ from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.planning.side_kinds import check_config, check_kinds
-from qwen35_convert.recipe import read_recipe
+from qwen35_convert.recipe.recipe import read_recipe
 from tests.variants import NANO, nano
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
