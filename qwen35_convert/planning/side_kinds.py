@@ -62,7 +62,7 @@ TEXTS = Kind(
     lambda v: isinstance(v, str) or _all(v, lambda one: isinstance(one, str)),
 )
 
-Fields = Mapping[str, Kind]
+Fields = dict[str, Kind]
 TOKENS: Fields = {"eos_token_id": IDS, "bos_token_id": IDS, "pad_token_id": IDS}
 OF_ANY_PART: Fields = TOKENS | {"dtype": DTYPE, "torch_dtype": DTYPE}
 OF_TEXT: Fields = {
