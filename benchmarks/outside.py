@@ -152,13 +152,17 @@ class Encoder:
         self.call.restype = c.c_size_t
         self.call.argtypes = [c.c_int, c.c_void_p, c.c_void_p, *[c.c_int64] * 3, c.c_void_p]
 
-    def __call__(self, w_NK: torch.Tensor) -> torch.Tensor:
-        """Return the blocks, uint8 [N, bytes of a row], of a float32 matrix."""
+    def __call__(self, w_NK: torch.Tensor, importance: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the blocks, uint8 [N, bytes of a row], of a float32 matrix.
+
+        importance  [K] float32, an imatrix
+        """
         import torch
 
         rows, columns = w_NK.shape
         out = torch.zeros(rows, columns // self.block * self.nbytes, dtype=torch.uint8)
-        written = self.call(self.kind, w_NK.data_ptr(), out.data_ptr(), 0, rows, columns, None)
+        matrix = None if importance is None else importance.data_ptr()
+        written = self.call(self.kind, w_NK.data_ptr(), out.data_ptr(), 0, rows, columns, matrix)
         assert written == out.numel(), f"{written} bytes, expected {out.numel()}"
         return out
 

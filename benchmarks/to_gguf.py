@@ -2,7 +2,7 @@
 
     python -m benchmarks.to_gguf --llama-cpp TREE --llama-lib FOLDER
                               [--mixes bf16 q8_0 q4_k_m q6_k] [--repeat 3] [--folder FOLDER]
-    python -m benchmarks.to_gguf --encoders Q8_0 Q4_K ...
+    python -m benchmarks.to_gguf --encoders Q8_0 Q4_K ... [--importance] [--rows 4096]
 
 A checkpoint of the shapes of 0.8B (1.7 GB) is generated. Ours is converted with verification once,
 which must pass; then, as whole processes with a warm page cache and in turn, the tools convert it.
@@ -16,7 +16,8 @@ that tool is left out.
     times          core seconds of this tool over ours
     same_...       how many tensors have the type, and the bytes, of llama.cpp's file
 
-`--encoders` times one matrix of each type on one thread instead. Medians of `--repeat` runs; one
+`--encoders` times one matrix of each type on one thread instead, with an imatrix or without; the
+hours of a 27B are those of its 54 GB on two cores. Medians of `--repeat` runs; one
 JSON line each goes to benchmarks/results/gguf.jsonl. The tools talk on stderr.
 """
 
@@ -67,7 +68,8 @@ MORE = {
     "attention_bias": False,
     "dtype": "bfloat16",
 }
-MATRIX = (4096, 4096)
+COLUMNS = 4096
+GB_27B = 54
 
 
 def make_source(folder: Path) -> None:
@@ -155,22 +157,26 @@ def _line(
     }
 
 
-def bench_encoder(kind: str, repeat: int) -> dict[str, Any]:
+def bench_encoder(kind: str, repeat: int, rows: int, *, weighted: bool) -> dict[str, Any]:
     """Time our encoder of a type and ggml's on one thread, and count the rows that are alike."""
     import torch
 
     from quant.ggml import codec as ggml
 
     torch.set_num_threads(1)
-    w_NK = (torch.randn(MATRIX, generator=torch.Generator().manual_seed(35)) * 0.02).bfloat16()
+    generator = torch.Generator().manual_seed(35)
+    w_NK = (torch.randn(rows, COLUMNS, generator=generator) * 0.02).bfloat16()
+    importance = torch.rand(COLUMNS, generator=generator) if weighted else None
     encoder = Encoder(kind)
-    ggml.encode(kind, w_NK[:256])  # compiles
-    ours_s, blocks = clock(lambda: ggml.encode(kind, w_NK), repeat)
-    ggml_s, expected = clock(lambda: encoder(w_NK.float()), repeat)
+    ggml.encode(kind, w_NK[:16], importance=importance)  # compiles
+    ours_s, blocks = clock(lambda: ggml.encode(kind, w_NK, importance=importance), repeat)
+    ggml_s, expected = clock(lambda: encoder(w_NK.float(), importance), repeat)
     megabytes = w_NK.numel() * 2 / 1e6
     return {
         "what": "gguf-encode",
         "type": kind,
+        "importance": weighted,
+        "hours_27b": round(GB_27B * 1e3 / megabytes * ours_s / 2 / 3600, 2),
         "mb_per_s": round(megabytes / ours_s, 1),
         "ggml_mb_per_s": round(megabytes / ggml_s, 1),
         "times": round(ggml_s / ours_s, 2),
@@ -213,6 +219,8 @@ def main() -> None:
     parser.add_argument("--mixes", nargs="+", default=["bf16", "q8_0", "q4_k_m", "q6_k"])
     parser.add_argument("--no-ours", action="store_true", help="time llama.cpp only")
     parser.add_argument("--encoders", nargs="+", metavar="TYPE", help="time these encoders only")
+    parser.add_argument("--importance", action="store_true", help="encoders have an imatrix")
+    parser.add_argument("--rows", type=int, default=4096, help="of an encoder's matrix")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to generate (default: a temporary one)")
     parser.add_argument("--generate", type=Path, help=argparse.SUPPRESS)
@@ -221,7 +229,8 @@ def main() -> None:
         make_source(options.generate)
         return
     for kind in options.encoders or ():
-        show(bench_encoder(kind, options.repeat), options.repeat)
+        line = bench_encoder(kind, options.repeat, options.rows, weighted=options.importance)
+        show(line, options.repeat)
     if options.encoders:
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

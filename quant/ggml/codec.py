@@ -16,7 +16,7 @@ Shape letters: N rows (outputs), K columns (inputs), B bytes of a row.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quant.errors import QuantError
 
@@ -125,9 +125,9 @@ def encode(
     blocks = torch.empty(shape, dtype=torch.uint8) if out is None else out
     assert blocks.shape == shape, f"room of {list(blocks.shape)} for blocks of {list(shape)}"
     assert blocks.is_contiguous(), "blocks would be written to a copy"
-    weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
+    weights = None if importance is None else weights_of(name, importance, w_NK.shape[1])
     if blocks.numel() and not _encode(name, bits(w_NK), weights, blocks.numpy()):
-        _refuse(name, w_NK)
+        refuse(name, w_NK)
     return blocks
 
 
@@ -175,9 +175,36 @@ def outside(
         raise QuantError(f"{name} has no bound,\n  expected one of {' '.join(BOUNDED)}")
     assert w_NK.shape == decoded_NK.shape, f"{list(w_NK.shape)} became {list(decoded_NK.shape)}"
     row_bytes(name, w_NK.shape[1])
-    weights = None if importance is None else _importance(name, importance, w_NK.shape[1])
+    weights = None if importance is None else weights_of(name, importance, w_NK.shape[1])
     decoded = decoded_NK.detach().float().contiguous().numpy()
     return bounds.outside(name, bits(w_NK), decoded, weights) if decoded.size else 0
+
+
+def refuse(name: str, w_NK: Tensor) -> NoReturn:
+    """Raise the QuantError of a weight that could not be stored."""
+    from quant.fp8.reference import check_finite
+
+    check_finite(w_NK)
+    raise QuantError(
+        f"the largest weight is {float(w_NK.abs().max()):g},\n"
+        f"  expected less: {name} would store an infinity"
+    )
+
+
+def weights_of(name: str, importance: Tensor, columns: int) -> NDArray[Any] | None:
+    """Return an importance as float32 [K], None for a type that uses none.
+
+    Raises QuantError if it is of another length, negative or not finite.
+    """
+    if tuple(importance.shape) != (columns,):
+        got = list(importance.shape)
+        raise QuantError(f"the importance has shape {got},\n  expected [{columns}]")
+    if not bool((importance.isfinite() & (importance >= 0)).all()):
+        raise QuantError("an importance is negative, infinite or NaN,\n  expected mean squares")
+    if name in UNWEIGHTED:
+        return None
+    weights: NDArray[Any] = importance.float().contiguous().numpy()
+    return weights
 
 
 def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: NDArray[Any]) -> bool:
@@ -242,30 +269,6 @@ def bits(w_NK: Tensor) -> NDArray[Any]:
     x = w_NK.detach() if halves else w_NK.detach().float()
     words: NDArray[Any] = x.contiguous().view(torch.uint16 if halves else torch.uint32).numpy()
     return words
-
-
-def _importance(name: str, importance: Tensor, columns: int) -> NDArray[Any] | None:
-    """Return float32 [K], None for a type that uses none. QuantError if it is not an importance."""
-    if tuple(importance.shape) != (columns,):
-        got = list(importance.shape)
-        raise QuantError(f"the importance has shape {got},\n  expected [{columns}]")
-    if not bool((importance.isfinite() & (importance >= 0)).all()):
-        raise QuantError("an importance is negative, infinite or NaN,\n  expected mean squares")
-    if name in UNWEIGHTED:
-        return None
-    weights: NDArray[Any] = importance.float().contiguous().numpy()
-    return weights
-
-
-def _refuse(name: str, w_NK: Tensor) -> None:
-    """Raise the QuantError of a weight that could not be stored."""
-    from quant.fp8.reference import check_finite
-
-    check_finite(w_NK)
-    raise QuantError(
-        f"the largest weight is {float(w_NK.abs().max()):g},\n"
-        f"  expected less: {name} would store an infinity"
-    )
 
 
 def _writable() -> str:

@@ -21,8 +21,6 @@ from qwen35_convert.planning.plan import Item, Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNELS = ("q4_k", "q6_k")  # that a GPU encodes itself; of the rest, ggml's types go to the CPU
-
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -67,12 +65,12 @@ class Worker:
         if self.parts is not None:
             return dict(self.parts)
         importance, scheme = self.importance.get(item.atom.name), item.scheme
-        if self.device != "cpu" and scheme.name in KERNELS and importance is None:
-            from quant.fp8.reference import check_finite
-            from runtime.kernels.encode.k_quants import encode_k
+        if self.device != "cpu":
+            from runtime.kernels.encode import ggml
 
-            check_finite(w)
-            return {item.outputs[0].key: encode_k(scheme.name.upper(), w)}
+            kind = scheme.name.upper()
+            if ggml.encodes(kind, importance):
+                return {item.outputs[0].key: ggml.encode(kind, w, importance)}
         memory = self._memory(scheme, w.shape)
         if self.factor is not None:
             return scheme.encode(w, prepared, None, memory, self.factor)

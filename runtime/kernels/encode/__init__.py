@@ -1,1 +1,1 @@
-"""Encoders on the GPU: rows of activations to FP8, weights to K-quants."""
+"""Encoders on the GPU: rows of activations to FP8, weights to types of ggml."""

@@ -48,12 +48,14 @@ def encode_k_reference(name: str, w_NK: Tensor) -> Tensor:
     return out.to(w_NK.device)
 
 
-def encode_k(name: str, w_NK: Tensor) -> Tensor:
+def encode_k(name: str, w_NK: Tensor, importance: Tensor | None = None) -> Tensor:
     """Return the super-blocks of a weight, uint8 [N, row_bytes].
 
-    name  "Q4_K" or "Q6_K"
-    w_NK  [N, K] float, contiguous and finite; K a multiple of 256
+    name        "Q4_K" or "Q6_K"
+    w_NK        [N, K] float, contiguous and finite; K a multiple of 256
+    importance  None
     """
+    assert importance is None, f"{name} is encoded without an importance"
     assert w_NK.shape[1] % SUPER == 0, f"rows of {w_NK.shape[1]} are no super-blocks"
     if not use_triton(w_NK):
         return encode_k_reference(name, w_NK)
