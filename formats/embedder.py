@@ -17,6 +17,7 @@ from typing import Any
 
 from formats.errors import FormatError
 from formats.json_file import parse_list, parse_object
+from formats.nearest import one_of
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"
@@ -65,7 +66,7 @@ def check_modules(sides: Sides) -> None:
             raise FormatError(
                 f"{MODULES}: {module.path or module.kind}",
                 f"is a {module.kind}, which has weights of its own",
-                " or ".join(KNOWN),
+                one_of(KNOWN),
                 f"convert with transformers, or take it out of {MODULES} if it is not needed",
             )
         if module.kind == POOLING and _config_of(module) not in sides:

@@ -1,4 +1,4 @@
-"""The known name that was most likely meant by one that is not known."""
+"""Known names for one that is not known: the one most likely meant, or all of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     holding = [whole for whole in names if sought and f"_{sought}_" in f"_{whole}_"]
     near = holding or get_close_matches(sought, names, 1)
     return names[near[0]] if near else None
+
+
+def one_of(names: Iterable[object]) -> str:
+    """Return names as a sentence offers them: "a, b or c"."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def guess(name: str, known: Collection[str]) -> str:

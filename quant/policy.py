@@ -105,7 +105,7 @@ def _choose(weight: Weight, rule: PolicyRule | None, policy: Policy) -> Assignme
         return Assignment(weight.name, KEEP, f"protected: {weight.role}")
     if ROLES[weight.role].linear:
         return Assignment(weight.name, policy.default, "default")
-    return Assignment(weight.name, KEEP, f"kept: no rule names this {weight.role}")
+    return Assignment(weight.name, KEEP, "kept: no rule names it")
 
 
 def _groups(weights: Sequence[Weight]) -> list[list[Weight]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from formats.nearest import nearest
+from formats.nearest import nearest, one_of
 from formats.stored import KEEP
 from quant.errors import QuantError
 from quant.fourbit.int4 import INT4
@@ -57,7 +57,7 @@ def get_scheme(name: str, choices: Choices = USUAL) -> Scheme:
         able = other + [one.name for one in SCHEMES.values() if choices.dialect in one.dialects]
         raise QuantError(
             f"{name} cannot be written in the dialect {choices.dialect},\n"
-            f"  expected {' or '.join([*able, KEEP])}, or the dialect {scheme.dialects[0]}"
+            f"  expected {one_of([*able, KEEP])}, or the dialect {scheme.dialects[0]}"
         )
     return scheme.with_choices(choices)
 
@@ -78,5 +78,5 @@ def unknown(what: str, got: str, known: Iterable[str]) -> QuantError:
     """Return the error for a name that is not known, with the nearest that is, or with all."""
     names = list(known)
     near = nearest(got, names)
-    hint = f"did you mean {near!r}?" if near else f"expected {' or '.join(names)}"
-    return QuantError(f"{what} {got!r} is not known,\n  {hint}")
+    hint = f"did you mean {near!r}?" if near else f"expected {one_of(names)}"
+    return QuantError(f"{what} {got!r} is not known, {hint}")

@@ -90,7 +90,8 @@ def convert(
 ) -> Conversion:
     """Convert a checkpoint into the folder or the GGUF file `out`; verify it against its source.
 
-    recipe     see `default_recipe` for what None means
+    recipe     None: gguf-q8_0 for a GGUF file, fp8-block for a folder, bf16-split for a folder made
+               from quantised weights
     overrides  KEY=VALUE changes to the recipe, such as "quantize.scale=float32"
 
     An interrupted call is resumed by the same call. Nothing appears at `out` before it is complete

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formats.nearest import guess
+from formats.nearest import guess, one_of
 from qwen35_convert.errors import MissingError, RecipeError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class RunOptions:
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuse a value that is none of the choices, with the nearest one. RecipeError."""
     if value not in choices:
-        raise RecipeError(name, f"is {value!r}", " or ".join(choices) + guess(value, choices))
+        raise RecipeError(name, f"is {value!r}", one_of(choices) + guess(value, choices))
 
 
 def check_device(device: str, fix: str) -> None:

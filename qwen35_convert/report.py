@@ -157,7 +157,7 @@ def print_imatrix(matrix: ImatrixReport, *, notes: bool) -> None:
 def print_sensitivity(table: Sensitivity, out: Path) -> None:
     """Print what was measured of each kind of weight and each range of layers."""
     tokens, units = table.values["text"]["tokens"], table.values["units"]
-    print(f"{out}: {len(units)} weights that share a form, {tokens} tokens")
+    print(f"{out}: {len(units)} tensors or fused groups, {tokens} tokens")
     print(f"{'rounded together':<36}{'to':<18}{'mean KL':>10}")
     for probe in table.values["probes"]:
         forms = sorted(set(probe["forms"].values()))

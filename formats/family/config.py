@@ -33,6 +33,7 @@ from formats.family.config_refusals import (
     is_moe,
 )
 from formats.family.rope import Rope, read_rope, rope_problems
+from formats.nearest import one_of
 from formats.stored import Problem
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _layer_types(text: dict[str, Any], prefix: str) -> tuple[str, ...]:
         if kind not in LAYER_TYPES:
             raise FormatError(
                 f"config.json: {prefix}layer_types[{i}] is {kind!r:.120}, "
-                f"expected {' or '.join(LAYER_TYPES)}"
+                f"expected {one_of(LAYER_TYPES)}"
             )
     return tuple(stated)
 

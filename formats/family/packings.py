@@ -16,6 +16,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from formats.nearest import one_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -77,12 +79,12 @@ def odd_packing(block: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     name, layout = _said(packing, block)
     if layout not in packing.layouts:
-        return f"{name} is {layout!r:.80}", " or ".join(packing.layouts)
+        return f"{name} is {layout!r:.80}", one_of(packing.layouts)
     if block.get("is_marlin_format"):
         return "is_marlin_format is true", "weights that are not repacked for one kernel"
     bits = _bits(block)
     if bits is not None and bits not in packing.bits:
-        return f"bits is {bits!r:.80}", " or ".join(map(str, packing.bits))
+        return f"bits is {bits!r:.80}", one_of(packing.bits)
     return None
 
 

@@ -15,6 +15,7 @@ from formats.gguf.header import Kv
 from formats.gguf.keys import Keys, shown
 from formats.gguf.pooling import KEY as POOLING
 from formats.gguf.rope import rope_parameters
+from formats.nearest import one_of
 from formats.tensor import TensorInfo
 
 # architecture: class, model_type, whether it is a mixture of experts
@@ -73,7 +74,7 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
         )
     if not isinstance(arch, str) or arch not in CLASSES:
         raise FormatError(
-            f"general.architecture is {shown(arch)}, expected {' or '.join(CLASSES)}\n"
+            f"general.architecture is {shown(arch)}, expected {one_of(CLASSES)}\n"
             "  why   qwen35 converts the Qwen3.5 family only"
         )
     name, model_type, moe = CLASSES[arch]
@@ -141,7 +142,7 @@ def _shown_type(keys: Keys, infos: Mapping[str, TensorInfo], block: int) -> str:
     """Return the kind of a layer by a tensor that only this kind has."""
     kinds = [kind for kind, name in TYPE_SHOWN.items() if f"blk.{block}.{name}" in infos]
     if len(kinds) != 1:
-        names = " or ".join(TYPE_SHOWN.values())
+        names = one_of(TYPE_SHOWN.values())
         keys.fail("full_attention_interval", f"is missing, and blk.{block} does not have {names}")
     return kinds[0]
 

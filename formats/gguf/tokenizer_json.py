@@ -14,6 +14,7 @@ from formats.gguf.bpe_tokenizer import library_ids
 from formats.gguf.header import Kv
 from formats.gguf.pairs import need, value_of
 from formats.gguf.pre_tokenizer import REGEXES
+from formats.nearest import one_of
 
 PREFIX = "tokenizer.ggml."
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -47,7 +48,7 @@ def vocabulary(kv: Mapping[str, Kv]) -> tuple[list[str], list[int]]:
     if model != "gpt2":
         raise FormatError(f"{PREFIX}model is {model!r}, expected 'gpt2' (byte-level BPE)")
     if pre not in REGEXES:
-        raise FormatError(f"{PREFIX}pre is {pre!r}, expected {' or '.join(map(repr, REGEXES))}")
+        raise FormatError(f"{PREFIX}pre is {pre!r}, expected {one_of(map(repr, REGEXES))}")
     tokens = need(kv, f"{PREFIX}tokens", list)
     types = need(kv, f"{PREFIX}token_type", list)
     for key, values, kind in (("tokens", tokens, str), ("token_type", types, int)):

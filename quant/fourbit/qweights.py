@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.family.leftovers import FROM_ORIGINAL
 from formats.family.packings import AWQ, GPTQ, GPTQ_V2, layout_of, promised
+from formats.nearest import one_of
 from formats.stored import Problem, StoredWeight
 from quant.fourbit.integer import SCALE_TYPES
 from quant.fourbit.parts import stored_parts
@@ -162,7 +163,7 @@ def _misshapen(parts: _Found) -> str | None:
     known = [bits for layout, bits in FORMS if layout == parts.layout]
     if parts.bits not in known:
         bits = f"{parts.bits} bits" if parts.bits in range(1, 9) else "not a whole number of bits"
-        return f"has {bits} by the shape of its zeros, expected {' or '.join(map(str, known))}"
+        return f"has {bits} by the shape of its zeros, expected {one_of(known)}"
     groups = parts.scales.shape[0]
     if not groups or parts.columns % groups:
         return f"has {parts.columns} columns, which are not a whole number of {groups} groups"

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from formats.nearest import one_of
 from formats.stored import Problem, StoredWeight
 from formats.tensor import TensorInfo
 from quant.errors import QuantError
@@ -77,8 +78,8 @@ class Fp8(Usual):
 
     def __post_init__(self) -> None:
         if self.scale not in SCALE_DTYPES:
-            known = " or ".join(SCALE_DTYPES)
-            raise QuantError(f"scale {self.scale!r} is not known,\n  expected {known}")
+            known = one_of(SCALE_DTYPES)
+            raise QuantError(f"scale {self.scale!r} is not known, expected {known}")
 
     @property
     def label(self) -> str:

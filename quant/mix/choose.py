@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.family.roles import ROLES
+from formats.nearest import one_of
 from quant.errors import QuantError
 from quant.ggml import codec
 from quant.mix import llama_cpp, nvfp4, ours
@@ -143,6 +144,6 @@ def _check_allowed(tensor: MixTensor, rule: PolicyRule, facts: Facts) -> None:
         return
     raise QuantError(
         f"rule {rule.match} gives {rule.scheme} to {tensor.weights[0]}, whose role {tensor.role} "
-        f"is protected,\n  expected {' or '.join(t.lower() for t in role.gguf)}, "
+        f"is protected,\n  expected {one_of(t.lower() for t in role.gguf)}, "
         "or a glob that does not match it"
     )

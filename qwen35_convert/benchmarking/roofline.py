@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from formats.nearest import one_of
 from qwen35_convert.benchmarking.bench import Bench
 from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.durable import check_place, writing
@@ -27,7 +28,7 @@ HEADS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 def check_plot(path: Path) -> None:
     """Refuse a picture of another type, or in the place of another file."""
     if path.suffix not in HEADS:
-        raise RecipeError(f"--plot {path}", "is no picture", " or ".join(HEADS))
+        raise RecipeError(f"--plot {path}", "is no picture", one_of(HEADS))
     check_place(path, HEADS[path.suffix])
 
 

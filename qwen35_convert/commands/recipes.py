@@ -78,5 +78,6 @@ def _print_recipes(*, json: bool) -> None:
 
         print_json({"recipes": [recipe_row(name) for name in bundled_recipes()]})
         return
-    for name in bundled_recipes():
-        sys.stdout.write(f"{name:<16} {headline(name)}\n")
+    names = bundled_recipes()
+    for name in names:
+        sys.stdout.write(f"{name:<{max(map(len, names))}}  {headline(name)}\n")

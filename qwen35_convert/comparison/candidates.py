@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
-from formats.errors import FormatError
+from formats.errors import FormatError, Qwen35Error
 from qwen35_convert.containers.registry import CONTAINERS, container_of, open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.planned import plan_conversion
@@ -73,7 +73,12 @@ def check_candidates(
         if one.path.exists():
             raise OutputError(f"{one.path} exists", fix="compare it as an artifact, or remove it")
         check_measurable(Level(LOGITS), check, source, only=one.recipe.only)
-        plan_conversion(source, one.recipe, one.path)
+        try:
+            plan_conversion(source, one.recipe, one.path)
+        except Qwen35Error as error:
+            if "--set" in error.fix:
+                error.fix += f" (compare takes no --set: write a recipe that extends {one.name})"
+            raise
 
 
 def _check_model(one: Candidate, source: Checkpoint) -> None:

@@ -80,7 +80,7 @@ def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:
             f"recipe {recipe.name}",
             f"writes {recipe.export.format}, but OUT is {out.name}",
             wanted,
-            f"give {wanted} as OUT, or a recipe that writes {container.name}, "
+            f"name such an OUT, or a recipe that writes {container.name}, "
             f"such as {container.default_recipe(again=False)}",
         )
     widened = container_of(source).widens

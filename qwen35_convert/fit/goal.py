@@ -58,8 +58,9 @@ class Goal:
         stated = {"--fit": self.memory, "--target-size": self.size, "--target-bpw": self.bits}
         given = {name: value for name, value in stated.items() if value is not None}
         if len(given) != 1:
-            raise RecipeError(" and ".join(given or stated), "are given" if given else "are left "
-                              "out", "one of " + ", ".join(stated))  # fmt: skip
+            problem = "are given" if given else "is given"
+            subject = " and ".join(given) or f"none of {', '.join(stated)}"
+            raise RecipeError(subject, problem, f"one of {', '.join(stated)}")
         for name, value in given.items():
             if not 0 < value < float("inf"):
                 raise RecipeError(name, f"is {value}", "a number above 0")

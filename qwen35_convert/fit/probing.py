@@ -97,7 +97,8 @@ class Probing:
             own = {cell[0]: e for cell, e in errors.items() if cell[1] == depth}
             first, last = self.places.range(depth)
             forms = {kind: self.forms[kind] for kind in own if kind in self.forms}
-            yield Probe(f"layers {first} to {last}", forms, sum(own.values()), kl)
+            place = f"layer {first}" if first == last else f"layers {first} to {last}"
+            yield Probe(place, forms, sum(own.values()), kl)
 
 
 def _probe_form(kind: str, units: Sequence[Unit], errors: Errors) -> str | None:

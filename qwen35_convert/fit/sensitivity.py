@@ -14,6 +14,7 @@ from typing import Any
 
 from formats.errors import FormatError
 from formats.json_file import parse_object
+from formats.nearest import one_of
 from formats.stored import KEEP
 from quant.ggml import codec
 from quant.registry import SCHEMES
@@ -64,10 +65,10 @@ class Sensitivity:
             _means(one) for one in (sizes.recipe.model_dump(), self.values["recipe"])
         )
         if asked != measured:
-            raise RecipeError(
-                "--sensitivity", f"was measured {_told(measured)}, and the recipe asks for codes "
-                f"chosen {_told(asked)}", "one of the same method and imatrix",
-            )  # fmt: skip
+            got = f"was measured with {_told(measured)}; the recipe has {_told(asked)}"
+            expected = "the same method, and an imatrix in both or in neither"
+            fix = "give `qwen35 sensitivity` the same --recipe and --set"
+            raise RecipeError("--sensitivity", got, expected, fix)
         for unit in sizes.units:
             entry = units.get(unit.name)
             if entry is None or entry["elements"] != unit.elements:
@@ -157,7 +158,7 @@ def _means(recipe: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _told(means: tuple[str, bool]) -> str:
-    return f"by {means[0]} {'with' if means[1] else 'without'} an imatrix"
+    return f"method {means[0]}, {'with' if means[1] else 'without'} an imatrix"
 
 
 def _well_formed(units: object) -> bool:
@@ -195,6 +196,6 @@ def forms_of(name: str, asked: Sequence[str]) -> tuple[str, ...]:
     """
     known = map(str.lower, codec.WRITABLE) if FORMATS[name].mixes else (*SCHEMES, KEEP)
     for form in set(asked) - set(known):
-        expected = f"a form of a weight in {name}, such as {' or '.join(FORMS[name][:3])}"
+        expected = f"a form of a weight in {name}, such as {one_of(FORMS[name][:3])}"
         raise RecipeError("--forms or --sensitivity", f"has {form!r}", expected)
     return tuple(asked) or FORMS[name]

@@ -186,7 +186,7 @@ class Hub:
                 what,
                 _line(error),
                 f"a hub at {self.endpoint}",
-                f"check the network, HF_ENDPOINT, the disk; {later}; "
+                f"check the network and HF_ENDPOINT, and {later}; "
                 f"HF_HUB_OFFLINE=1 uses the cache{local}",
             ),
         )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from formats.nearest import one_of
 from quant.registry import SCHEMES
 from quant.scheme import Choices
 from qwen35_convert.sizes import parse_size
@@ -176,7 +177,7 @@ class Export(Section):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in FORMATS:
-            raise ValueError(f"Input should be {' or '.join(map(repr, FORMATS))}")
+            raise ValueError(f"Input should be {one_of(map(repr, FORMATS))}")
         return value
 
     @field_validator("max_shard_size", mode="before")

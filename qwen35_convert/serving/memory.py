@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from formats.family.cache_scales import has_fp8_cache
+from formats.nearest import one_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.serving.engines import LLAMA_CPP, SGLANG, VLLM
 from qwen35_convert.serving.figures import (
@@ -108,7 +109,7 @@ def memory_needed(
     Raises RecipeError for an engine of which that is not known, and for numbers below 1.
     """
     if engine not in ALLOCATIONS:
-        raise RecipeError(f"engine {engine!r} is not known, expected {' or '.join(ALLOCATIONS)}")
+        raise RecipeError(f"engine {engine!r} is not known, expected {one_of(ALLOCATIONS)}")
     for name, number in (("context", context), ("batch", batch)):
         if number < 1:
             raise RecipeError(f"{name} is {number}, expected 1 or more")

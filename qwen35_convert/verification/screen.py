@@ -75,11 +75,12 @@ def _logits_lines(logits: dict[str, Any]) -> Iterator[str]:
 
 
 def _scheme_text(line: dict[str, Any], weights: int) -> str:
+    tensors = f"{line['tensors']} tensor{'' if line['tensors'] == 1 else 's'}"
     if "relative_rms" not in line:
-        return f"{line['tensors']} tensors, compared byte for byte"
+        return f"{tensors}, compared byte for byte"
     zeros = f"{line['zeros']:,} of {weights:,} ({line['zeros'] / max(1, weights):.2%})"
     return (
-        f"{line['tensors']} tensors, relative RMS error {line['relative_rms']:.4%}, "
+        f"{tensors}, relative RMS error {line['relative_rms']:.4%}, "
         f"cosine {line['cosine']:.6f}, largest error {line['max_abs']:.3g}, "
         f"saturated: {line['saturated']:,}, rounded to zero: {zeros}"
     )

@@ -67,7 +67,7 @@ def test_a_wrong_value_gets_no_example():
         (["--recipe", "fp8-block", "-o", "x.gguf"], "a recipe that writes gguf, such as gguf-q8_0"),
         (
             ["--recipe", "gguf-q8_0", "-o", "x"],
-            "give a name that ends in .gguf and is not a folder",
+            "expected a name that ends in .gguf and is not a folder",
         ),
     ],
 )

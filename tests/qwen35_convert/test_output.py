@@ -206,7 +206,7 @@ def test_json_and_another_form_exclude_each_other(other, tmp_path):
     assert "--json excludes --output-format github" in done.stderr
     done = qwen35("verify", other, "--output-format", "jsn")
     assert done.returncode == 2
-    assert "expected text or json or github, did you mean 'json'?" in done.stderr
+    assert "expected text, json or github, did you mean 'json'?" in done.stderr
     done = qwen35("verify", other, "--junit", other)
     assert done.returncode == 4
     assert done.stderr.count(f"--junit {other} cannot be written: Is a directory") == 1

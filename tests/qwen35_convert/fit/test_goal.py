@@ -119,7 +119,7 @@ def test_a_table_of_other_weights_or_other_means_is_refused(tables, tmp_path, na
         with pytest.raises(q.RecipeError, match=why):
             q.fit_recipe(nano_path, "out", q.Goal(size=3_000_000, table=other))
     goal = q.Goal(size=3_000_000, table=tables["out"])
-    with pytest.raises(q.RecipeError, match="by nearest without an imatrix"):
+    with pytest.raises(q.RecipeError, match="method nearest, without an imatrix"):
         q.fit_recipe(nano_path, "out", goal, "int4-gptq")
 
 

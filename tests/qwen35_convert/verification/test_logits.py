@@ -252,7 +252,7 @@ def test_a_tokenizer_beyond_the_vocabulary_is_refused_while_planning(tmp_path, n
 
 
 def test_an_unknown_level_is_refused(nano):
-    with pytest.raises(RecipeError, match="expected structure or tensors or logits"):
+    with pytest.raises(RecipeError, match="expected structure, tensors or logits"):
         api.verify(nano, nano, level="vibes")
 
 
