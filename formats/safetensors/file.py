@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import warnings
+from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,6 @@ class SafetensorsFile:
             return self._map
 
     def _open(self) -> mmap.mmap:
-        _quieten_frombuffer()
         try:
             with self.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -81,6 +81,7 @@ class SafetensorsFile:
         if info.numel == 0:
             return torch.empty(info.shape, dtype=dtype)
         mapped = self._bytes()
+        _quieten_frombuffer()
         if start % DTYPE_BYTES[info.dtype]:
             flat = torch.frombuffer(mapped[start:stop], dtype=dtype)
             self.release()
@@ -107,6 +108,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+@cache
 def _quieten_frombuffer() -> None:
     """Spend torch's one warning that a read-only map gives a read-only tensor: it is meant."""
     import torch

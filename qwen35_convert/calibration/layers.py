@@ -103,7 +103,7 @@ class _Walked:
                           self._streams(stage))  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
         in_mtp = number is None and stage != HEAD
-        tokens = texts.tokens - len(texts.ids) if in_mtp else texts.tokens
+        tokens = texts.tokens - len(texts.chunks) if in_mtp else texts.tokens
         self.observer = Hessians(
             encoder.numbers, tokens, encoder.experts, encoder.finished, squares=squares
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,20 +23,28 @@ KEY = "quantize.calibrate"
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Token ids [T] of texts that are run on their own.
+    """Texts that are run on their own.
 
     name    of the file; `default`: the bundled text
     sha256  of the whole file
+    chunks  the tokens of each text
     """
 
     name: str
     sha256: str
-    ids: list[Tensor]
+    chunks: list[Sequence[int]]
+
+    @property
+    def ids(self) -> list[Tensor]:
+        """Return the token ids [T] of each text; planning needs none, and loads no torch."""
+        import torch
+
+        return [torch.tensor(chunk) for chunk in self.chunks]
 
     @property
     def tokens(self) -> int:
         """Return how many tokens there are."""
-        return sum(len(ids) for ids in self.ids)
+        return sum(map(len, self.chunks))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what a receipt says of the text."""
@@ -56,7 +64,7 @@ def check_text(source: Checkpoint, recipe: Recipe) -> Texts | None:
 
     check_rope(source.config.rope)
     texts = read_texts(source, asked)
-    largest, size = max(int(ids.max()) for ids in texts.ids), source.config.sizes["V"]
+    largest, size = max(map(max, texts.chunks)), source.config.sizes["V"]
     if largest >= size:
         raise FormatError(f"{TOKENIZER} gives token {largest}, but the vocabulary has {size}")
     return texts

@@ -29,10 +29,10 @@ def kept_dtype(atom: Atom, widened_from: str | None) -> str:
 
 def model_dtype(source: Checkpoint) -> str:
     """Return BF16, or F32 if the numbers of the embedding's first rows need it."""
-    import torch
-
     atom = source.layout.atoms["embed_tokens"]
     if source.infos()[atom.stored].dtype != "F32":
         return "BF16"
+    import torch
+
     rows = open_value(source, atom).rows(0, min(SAMPLE_ROWS, atom.shape[0]))
     return "BF16" if torch.equal(rows.to(torch.bfloat16).float(), rows) else "F32"

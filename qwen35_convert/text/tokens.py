@@ -21,7 +21,6 @@ from qwen35_convert.template import compile_template
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from torch import Tensor
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -66,12 +65,9 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     return list(ids)
 
 
-def chunked(ids: Sequence[int]) -> list[Tensor]:
+def chunked(ids: Sequence[int]) -> list[Sequence[int]]:
     """Return tokens in texts of 512, each run on its own; the last one has 2 at least."""
-    import torch
-
-    packed = torch.tensor(ids)
-    return [packed[start : start + CHUNK] for start in range(0, len(ids) - 1, CHUNK)]
+    return [ids[start : start + CHUNK] for start in range(0, len(ids) - 1, CHUNK)]
 
 
 def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:

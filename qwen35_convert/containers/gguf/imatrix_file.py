@@ -82,7 +82,9 @@ def make_imatrix(
 
 def chunks_of(checkpoint: Checkpoint, text: str, most: int | None) -> list[Tensor]:
     """Return the first chunks of a text as token ids, 512 each. RecipeError if there is none."""
-    return chunked(text_ids(checkpoint, text))[:most]
+    import torch
+
+    return [torch.tensor(chunk) for chunk in chunked(text_ids(checkpoint, text))[:most]]
 
 
 def _hub(checkpoint: Checkpoint, name: str) -> str:

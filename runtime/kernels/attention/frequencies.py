@@ -8,7 +8,8 @@ Chosen for: every batch, once for all layers, by rope.
               f_i / factor where it turns less than beta_slow times, and a ramp between the two;
               cosines and sines are multiplied by attention_factor
 
-The reference and the kernel take the same numbers from here.
+The reference and the kernel take the same numbers from here. Planning asks `check_rope` of this
+module, so torch is loaded only to compute.
 
 Source: transformers' `modeling_rope_utils` at 5.24, operation by operation: its float32 roundings
 are kept. Other kinds change with the length of what is read, or have factors of their own for every
@@ -23,14 +24,13 @@ from functools import lru_cache
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING
 
-import torch
-
 from formats.errors import FormatError
 from formats.family.rope import ATTENTION, FACTOR, ORIGINAL, YARN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
     from torch import Tensor
 
     from formats.family.rope import Rope, Scaling
@@ -49,6 +49,8 @@ def frequencies(
     Computed on the CPU, where every caller gets the same bits, and kept on `device`. A CUDA graph
     must not be the first to ask.
     """
+    import torch
+
     axis = torch.zeros(rd // 2, dtype=torch.int32)
     if sections is not None:
         axis[1 : 3 * sections[1] : 3] = 1
@@ -88,6 +90,8 @@ def _yarn(base_r: Tensor, theta: float, scaling: Scaling) -> Tensor:
 
 def _ramp(theta: float, r: int, scaling: Scaling) -> Tensor:
     """Return [r] 0 where a frequency stays, 1 where it is divided, and what lies between."""
+    import torch
+
     low, high = (
         2 * r * log(scaling[ORIGINAL] / (scaling[beta] * 2 * pi)) / (2 * log(theta))
         for beta in ("beta_fast", "beta_slow")
