@@ -187,15 +187,20 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for and append the lines."""
+    options = _options(arguments)
+    return record_each(measure(options), options, "passed")
+
+
+def record_each(lines: Iterator[dict[str, Any]], options: argparse.Namespace, good: str) -> int:
+    """Record lines as they come, with card and commit; return 1 if one is not `good`, else 0."""
     import torch
 
-    options = _options(arguments)
     card = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
     told = {"card": card, "commit": options.commit or commit()}
     failed = 0
-    for found in measure(options):
+    for found in lines:
         record(options.results, rounded(found | told, 6))
-        failed += not found["passed"]
+        failed += not found[good]
     return int(failed > 0)
 
 

@@ -38,11 +38,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from benchmarks.convert import commit
-from benchmarks.engines import RESULTS, ROOT, Job, common, convert, kernels, last_error
+from benchmarks.engines import RESULTS, ROOT, Job, common, convert, kernels, last_error, record_each
 from benchmarks.engines_ours import NEW_TOKENS, continued, token_rows
 from benchmarks.engines_vllm import ENVIRONMENT
-from benchmarks.lines import record
 
 RECIPES = ("fp8-block-hub", "fp8-block-kv8", "int8", "int4", "nvfp4a16", "nvfp4-mixed")
 CONTEXT, BATCH = 2048, 8
@@ -194,16 +192,8 @@ def shown_line(line: Line) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for and append the lines."""
-    import torch
-
     options = _options(arguments)
-    card = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    told = {"card": card, "commit": options.commit or commit()}
-    failed = 0
-    for found in measure(options):
-        record(options.results, found | told)
-        failed += not found["starts"]
-    return int(failed > 0)
+    return record_each(measure(options), options, "starts")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
