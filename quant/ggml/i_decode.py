@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.ggml.stored_scales import load_half
+from quant.ggml.stored_scales import load_half, load_word
 from quant.numba_ops import inline, loop
 
 u8, u32, u64, f32 = np.uint8, np.uint32, np.uint64, np.float32
@@ -31,7 +31,7 @@ def decode_xxs(data, grid, out):
         for s in range(u64(8)):
             at = u64(u64(2) + u64(s * u64(8)))
             place = u64(u64(66) + u64(s * u64(4))) if three else u64(at + u64(4))
-            word = _load_word(data, b, place)
+            word = load_word(data, b, place)
             step = _step(d, u32(word >> u32(28)), unit)
             for k in range(u64(u64(32) // group)):
                 j = u64(k * group)
@@ -103,12 +103,3 @@ def _even(seven):
 def _level(data, b, at, s):
     """Return the four bits of a block."""
     return u32(u32(data[b, u64(at + u64(s // u64(2)))]) >> u32(u64(4) * u64(s % u64(2)))) & u32(15)
-
-
-@inline
-def _load_word(data, b, at):
-    """Return 32 bits, the lowest first."""
-    word = u32(0)
-    for k in range(u64(4)):
-        word = u32(word | u32(u32(data[b, u64(at + k)]) << u32(u64(8) * k)))
-    return word

@@ -26,7 +26,7 @@ from __future__ import annotations
 import numpy as np
 
 # These only name machine operations: a change there would not empty the cache of this file's loops.
-from quant.ggml.stored_scales import load_half, store_finite_half
+from quant.ggml.stored_scales import load_half, load_word, store_finite_half
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -134,7 +134,7 @@ def encode_q5_0(w, out):
 def decode_q5_0(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 22]."""
     for b in range(u64(data.shape[0])):
-        d, fifth = load_half(data, b, u64(0)), _load_word(data, b, u64(2))
+        d, fifth = load_half(data, b, u64(0)), load_word(data, b, u64(2))
         for j in range(HALF):
             low, high = _load_five_bits(data[b, u64(j + u64(6))], fifth, j)
             out[b, j] = f32(f32(i32(low - i32(16))) * d)
@@ -162,7 +162,7 @@ def decode_q5_1(data, out):
     """Fill out [B, 32] float32 with the values of data [B, 24]."""
     for b in range(u64(data.shape[0])):
         d, m = load_half(data, b, u64(0)), load_half(data, b, u64(2))
-        fifth = _load_word(data, b, u64(4))
+        fifth = load_word(data, b, u64(4))
         for j in range(HALF):
             low, high = _load_five_bits(data[b, u64(j + u64(8))], fifth, j)
             out[b, j] = f32(f32(f32(low) * d) + m)
@@ -275,15 +275,6 @@ def store_five_bits(codes, out, b, at):
     for j in range(HALF):
         high = i32(codes[u64(j + HALF)] << i32(4))
         out[b, u64(u64(at + u64(4)) + j)] = u8(i32(codes[j] & i32(15)) | i32(high & i32(0xF0)))
-
-
-@inline
-def _load_word(data, b, at):
-    """Return four bytes as a little-endian word."""
-    word = u32(0)
-    for i in range(u64(4)):
-        word = u32(word | u32(u32(data[b, u64(at + i)]) << u32(u64(8) * i)))
-    return word
 
 
 @inline

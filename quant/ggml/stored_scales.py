@@ -1,4 +1,4 @@
-"""How loops write and read the scales of a block: float16, little-endian, and pairs of six bits.
+"""How loops write and read the scales of a block: float16, words, and pairs of six bits.
 
 In all of them b is a block, `at` the byte of it where the scale begins.
 """
@@ -12,7 +12,7 @@ from numba import types
 # These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.numba_ops import from_half, inline, intrinsic
 
-u8, u16, u64 = np.uint8, np.uint16, np.uint64
+u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64
 
 INFINITE = u16(0x7C00)
 
@@ -47,6 +47,15 @@ def store_finite_half(out, b, at, x):
 def load_half(data, b, at):
     """Return the float16 at this place as float32."""
     return from_half(u16(u16(data[b, at]) | u16(u16(data[b, at + u64(1)]) << u16(8))))
+
+
+@inline
+def load_word(data, b, at):
+    """Return the four bytes at this place as a little-endian word."""
+    word = u32(0)
+    for i in range(u64(4)):
+        word = u32(word | u32(u32(data[b, u64(at + i)]) << u32(u64(8) * i)))
+    return word
 
 
 @inline
