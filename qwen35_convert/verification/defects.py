@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from functools import partial
 
 from formats.checkpoint import Checkpoint
+from formats.family.activation_scales import INPUTS, scaled_by
 from formats.family.layout import Atom
 from quant.stored import open_value, scheme_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.proof import Proof
+
+PLAIN, ZERO_POINT = ("BF16", "F16", "F32"), "zero_point"
 
 
 def defects(proof: Proof) -> Iterator[Failure]:
@@ -19,6 +22,7 @@ def defects(proof: Proof) -> Iterator[Failure]:
     rest = not_made_again(proof)
     for failures in each(partial(_defects_of, proof.artifact), rest, proof.checks.workers):
         yield from failures
+    yield from _of_inputs(proof.artifact)
 
 
 def not_made_again(proof: Proof) -> list[str]:
@@ -40,6 +44,17 @@ def _defects_of(artifact: Checkpoint, name: str) -> list[Failure]:
         value.release(start, stop)
     failures = [Failure(stored[key], f"has {n} {defect}") for (key, defect), n in counts.items()]
     return [*failures, *_constants_of(artifact, atom)]
+
+
+def _of_inputs(artifact: Checkpoint) -> Iterator[Failure]:
+    """Yield the scales of inputs, which no weight depends on, that are no scales."""
+    for name in artifact.layout.activation_scales:
+        plain = artifact.infos()[name].dtype in PLAIN and not name.endswith(ZERO_POINT)
+        if scaled_by(name) == INPUTS and plain:
+            scale = artifact.load(name, artifact.read(name), ...).float()
+            bad = int((~(scale.isfinite() & (scale > 0))).sum())
+            if bad:
+                yield Failure(name, f"has {bad} scales that are not finite and positive")
 
 
 def _constants_of(artifact: Checkpoint, atom: Atom) -> Iterator[Failure]:

@@ -123,7 +123,8 @@ def _activations(artifact: Checkpoint, block: Mapping[str, Any], method: str) ->
     got, quantized = block.get(field, right), _quantized(artifact).keys()
     there = quantized <= input_scales(artifact) if method == "fp8" else has_cache_scales(artifact)
     if got != right and not (there and (got == "static" or method != "fp8")):
-        yield f"{field} is {got!r:.120}, {why}"
+        lost = sorted(quantized - input_scales(artifact)) if method == "fp8" else []
+        yield f"{field} is {got!r:.120}, {why}" + (f": {lost[0]} has none" if lost else "")
 
 
 def _cache_scheme(scheme: object) -> Iterator[str]:

@@ -248,6 +248,17 @@ def test_an_artifact_without_the_scales_it_promises_fails(tmp_path, writer, lost
     assert any(says in problem for problem in failures), failures
 
 
+@pytest.mark.parametrize("writer", STATIC)
+@pytest.mark.parametrize("value", [0.0, -0.0123, float("nan"), float("inf")])
+def test_scales_of_inputs_that_are_no_scales_are_named(tmp_path, writer, value):
+    source, _ = static(tmp_path / "fp8", writer)
+    weights = load_file(source / "model.safetensors")
+    name = next(name for name in weights if name.endswith("input_scale"))
+    save(source, weights | {name: torch.tensor(value)})
+    failures = [(failure.tensor, failure.problem) for failure in api.verify(source).failures]
+    assert (name, "has 1 scales that are not finite and positive") in failures
+
+
 @pytest.mark.parametrize("name", [HUB + UP.replace("weight", "input_scale"), CACHE[0]])
 def test_scales_that_no_config_promises_are_named(tmp_path, name):
     source, _ = source_of(tmp_path / "in")
