@@ -22,6 +22,7 @@ are not: those of another place, of the same size, have <d, w> = -|w|^2 = -|d|^2
 a factor f has d = (f - 1) w. So where codes are moved in 15 % of the columns or more,
 
     strips   over the bound have |<d, w>| at most 0.6 |w|^2, or 0.4 |d|^2
+    zeros    are never all of 16 neighbours of which one is more than 4 steps
     groups   of n columns have at most 10 % + 2 / n of the error along w and along 1, in the codes
              that scales do not explain: chance makes it 2 / n, more where few weights are large
     gain     0.82 to 1.05 times that of the codes that scales explain
@@ -72,6 +73,7 @@ ERROR = f"strips of {STRIP} weights have more than 2.5 times the error that our 
 MANY = f"strips of {STRIP} weights have more than 1.5 times the error that our encoder leaves"
 OTHER = f"strips of {STRIP} weights hold other values than the source's"
 ZERO = f"strips of {STRIP} weights are all zeros, where our encoder leaves values"
+BLANK = "groups of 16 weights are all zeros, where our encoder leaves large ones"
 ERASED = "weights are zeros with their whole column, where our encoder leaves values"
 SINGLE = f"weights are more than {ASTRAY} steps off, where codes are else the nearest"
 NOWHERE = "every column has more than twice the error that our encoder leaves"
@@ -107,12 +109,14 @@ def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
     erased = (w.abs() > NEAR * stored.gap) & stored.usual & (q == 0).all(0)
     q = q.where((q != 0).any(0), own)
     missed = q - w
+    blank = _blank(q, own, stored.usual & (w.abs() > FAR * stored.gap))
     near = (missed.abs() <= NEAR * stored.gap) | (stored.outward * missed < 0)
     near &= stored.usual
     right = q.where(near, own)
     single = _alone(~near) & stored.usual & (missed.abs() > ASTRAY * stored.gap)
     nowhere = w.numel() if _nowhere(w, missed, right - w) else 0
     counts = {ZERO: int(empty.sum()), ERASED: int(erased.sum()), SINGLE: int(single.sum())}
+    counts[BLANK] = int(blank.sum())
     error.faults = _faults(w, missed, right - w, stored.cut) + Counter(counts | {NOWHERE: nowhere})
     error.blocks = empty.numel()
     error.outside = int(((missed.abs() > FAR * stored.gap) & (q != 0) & ~near).sum())
@@ -136,13 +140,14 @@ def judge_whole(error: Error, group: int, bits: int = 4, *, free: bool = True) -
     """
     faults = Counter(error.faults)
     far = [NOWHERE] if faults[NOWHERE] * 2 > error.count else []
+    blank = [f"{faults[BLANK]:,} {BLANK}"] if faults[BLANK] else []
     if error.moved > MOVED * error.count:
         wrong = {what: faults[what] for what in (OTHER, ZERO)}
         leaning = [*far, *_leaning(error, min(group, STRIP))] if free else []
-        return [*_told(wrong, error), *(leaning or gain_within(error))]
+        return [*_told(wrong, error), *blank, *(leaning or gain_within(error))]
     if faults[MANY] * 2 <= error.blocks:
         del faults[MANY]
-    said = [*_told({what: faults[what] for what in (ERROR, MANY, ZERO)}, error), *far]
+    said = [*_told({what: faults[what] for what in (ERROR, MANY, ZERO)}, error), *blank, *far]
     if error.moved <= UNMOVED * error.count:
         said += [f"{faults[what]:,} {what}" for what in (ERASED, SINGLE) if faults[what]]
     if error.outside and error.moved <= HARDLY * error.count:
@@ -183,6 +188,12 @@ def _faults(w: Tensor, missed: Tensor, least: Tensor, cut: Tensor | None) -> Cou
     other = high & (lean > LEANS * square) & (lean > OF_ERROR * found)
     bad = {ERROR: high, MANY: many, OTHER: other}
     return Counter({what: int(where.sum()) for what, where in bad.items()})
+
+
+def _blank(q: Tensor, own: Tensor, large: Tensor) -> Tensor:
+    """Return which groups of 16 lost all weights, of which many are no zeros and some are large."""
+    q_NGg, own_NGg, large_NGg = (_strips(x, 16) for x in (q, own, large.double()))
+    return (q_NGg == 0).all(-1) & ((own_NGg != 0).sum(-1) >= 8) & (large_NGg > 0).any(-1)
 
 
 def _nowhere(w: Tensor, missed: Tensor, least: Tensor) -> bool:

@@ -209,6 +209,22 @@ def test_eight_bits_of_weights_that_had_four_are_named():
     assert "every column" in "".join(judged("int8", nearest_to("int8", w)))
 
 
+@pytest.mark.parametrize("form", ["nvfp4", "mxfp4", "int4", "int8"])
+@weighed
+def test_a_group_of_zeros_is_named(form, inputs):
+    """It is one of the codes of a right encoder: nothing was moved to make up for it."""
+    rows = encoded(form, "gptq", inputs, 0.01)
+    key = codes_of(rows)
+
+    def emptied_group(part: torch.Tensor) -> torch.Tensor:
+        part = part.contiguous()
+        zero = 0x88 if form == "int4" else 0
+        part.view(torch.uint8)[3:9, 16 : 32 if form == "int8" else 24] = zero
+        return part
+
+    assert "all zeros" in "".join(judged(form, changed(rows, key, emptied_group)))
+
+
 def nearest_to(form: str, w: torch.Tensor) -> Rows:
     scheme = FORMS[form]
     return each_row(scheme, scheme.encode(w, scheme.prepare(iter([w]))), (N, K))
