@@ -49,7 +49,7 @@ def _blocks(tensors: Tensors, kind: str, change: Change) -> str:
 
 
 def _of_all(kind: str) -> dict[str, Change]:
-    """Return changes of whole weights [N, blocks, bytes] that no encoder makes."""
+    """Return changes of weights, [N, blocks, bytes], that no encoder makes."""
     return {
         "scales-halved": _scales(kind, lambda d: d / 2),
         "scales-doubled": _scales(kind, lambda d: d * 2),
@@ -58,7 +58,6 @@ def _of_all(kind: str) -> dict[str, Change]:
         "a-row-zeroed": lambda blocks: _assign(0)(blocks[3:4]),
         "rows-off-by-one": lambda blocks: _assign(np.roll(blocks, 1, 0))(blocks),
         "two-rows-swapped": lambda blocks: _assign(blocks[[8, 7]].copy())(blocks[7:9]),
-        "blocks-off-by-one": lambda blocks: _assign(np.roll(blocks, 1, 1))(blocks),
     }
 
 
