@@ -21,7 +21,8 @@ columns, which knows nothing of the weight w, so the error d is at right angles 
 are not: those of another place, of the same size, have <d, w> = -|w|^2 = -|d|^2 / 2, and a scale by
 a factor f has d = (f - 1) w. So where codes are moved in 15 % of the columns or more,
 
-    strips   over the bound have |<d, w>| at most 0.6 |w|^2, or 0.4 |d|^2
+    strips   over the bound have |<d, w>| at most 0.6 |w|^2, or 0.4 |d|^2; of ggml's types also
+             without the weights that scales cut off, or 0.2 |d|^2
     zeros    are never all of 16 neighbours of which one is more than 4 steps
     groups   of n columns have at most 10 % + 2 / n of the error along w and along 1, in the codes
              that scales do not explain: chance makes it 2 / n, more where few weights are large
@@ -66,7 +67,7 @@ IN_FULL, MOVED, HARDLY = 8, 3 / 20, 1 / 20
 # Up to here codes are those of the nearest, but for what was done to them afterwards. A code is
 # alone if it is one of so many of its row, and of its column.
 UNMOVED, ASTRAY, ALONE = 1 / 125, 1.5, 64
-LEANS, OF_ERROR = 0.6, 0.4
+LEANS, OF_ERROR, OF_REST = 0.6, 0.4, 0.2
 ALONG, LEAST_GAIN, MOST_GAIN = 0.1, 0.82, 1.05
 
 ERROR = f"strips of {STRIP} weights have more than 2.5 times the error that our encoder leaves"
@@ -181,11 +182,9 @@ def _faults(w: Tensor, missed: Tensor, least: Tensor, cut: Tensor | None) -> Cou
     square = _strips(w.square()).sum(-1)
     found, reached = (_strips(x.square()).sum(-1) for x in (missed, least))
     high, many = (found > most * reached + MADE_BF16 * square for most in (MOST, USUAL))
+    other = high & _lean(w, missed, OF_ERROR)
     if cut is not None:
-        w, missed = w.masked_fill(cut, 0.0), missed.masked_fill(cut, 0.0)
-        square, found = (_strips(x.square()).sum(-1) for x in (w, missed))
-    lean = _strips(w * missed).sum(-1).abs()
-    other = high & (lean > LEANS * square) & (lean > OF_ERROR * found)
+        other &= _lean(*(x.masked_fill(cut, 0.0) for x in (w, missed)), OF_REST)
     bad = {ERROR: high, MANY: many, OTHER: other}
     return Counter({what: int(where.sum()) for what, where in bad.items()})
 
@@ -194,6 +193,12 @@ def _blank(q: Tensor, own: Tensor, large: Tensor) -> Tensor:
     """Return which groups of 16 lost all weights, of which many are no zeros and some are large."""
     q_NGg, own_NGg, large_NGg = (_strips(x, 16) for x in (q, own, large.double()))
     return (q_NGg == 0).all(-1) & ((own_NGg != 0).sum(-1) >= 8) & (large_NGg > 0).any(-1)
+
+
+def _lean(w: Tensor, missed: Tensor, of_error: float) -> Tensor:
+    """Return in which strips the error lies along the weights."""
+    lean, square, found = (_strips(x).sum(-1) for x in (w * missed, w.square(), missed.square()))
+    return (lean.abs() > LEANS * square) & (lean.abs() > of_error * found)
 
 
 def _nowhere(w: Tensor, missed: Tensor, least: Tensor) -> bool:

@@ -12,6 +12,7 @@ from qwen35_convert.report import plan_text
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 RECIPES = ("nvfp4a16-gptq", "int4-gptq", "nvfp4-mixed-gptq", "gguf-q4_k_m-gptq")
+MORE = ("gguf-q6_k-gptq", "gguf-iq3_xxs-gptq", "gguf-iq2_m-gptq")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -20,7 +21,7 @@ def test_the_plan_names_method_text_tokens_and_memory(nano, golden, recipe):
     golden(f"plan-{recipe}.txt", plan_text(q.plan(nano, recipe, out)) + "\n")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [*RECIPES, *MORE])
 def test_a_calibrated_recipe_differs_from_its_plain_one_in_the_method_alone(recipe):
     quantize = q.read_recipe(recipe).quantize
     plain = q.read_recipe(recipe.removesuffix("-gptq"))
