@@ -53,14 +53,14 @@ def search(metric, grid, even, table, made, c, u, points, signs):
 
     Where u are no units of points yet, the best points of these signs are taken first.
     """
-    minus = u32(signs)
+    minus, parts = u32(signs), u64(EIGHT // u64(grid.shape[0]))
     for _ in range(ROUNDS):
         changed = False
-        for part in range(u64(EIGHT // u64(grid.shape[0]))):
+        for part in range(parts):
             if _better_point(metric, grid, table[part], made[part], c, u, points, part, minus):
                 changed = True
         flipped = _better_signs(metric, even, c, u, minus)
-        if not changed and flipped == minus:
+        if flipped == minus and (parts == u64(1) or not changed):
             break
         minus = flipped
     return u8(minus)
