@@ -184,7 +184,8 @@ def _faults(w: Tensor, missed: Tensor, least: Tensor, cut: Tensor | None) -> Cou
     high, many = (found > most * reached + MADE_BF16 * square for most in (MOST, USUAL))
     other = high & _lean(w, missed, OF_ERROR)
     if cut is not None:
-        other &= _lean(*(x.masked_fill(cut, 0.0) for x in (w, missed)), OF_REST)
+        rest_w, rest = (x.masked_fill(cut, 0.0) for x in (w, missed))
+        other &= _lean(rest_w, rest, OF_REST)
     bad = {ERROR: high, MANY: many, OTHER: other}
     return Counter({what: int(where.sum()) for what, where in bad.items()})
 
