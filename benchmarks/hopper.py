@@ -223,7 +223,7 @@ def timed(name: str, model: Model, card: Card, options: Any) -> list[dict[str, A
     kind, device = name.rsplit("-", 1)[1], options.device
     config, lines, tiny = model.config, [], device == "cpu"
     context = 40 if tiny else CONTEXT
-    for batch in BATCHES if "decode" in options.only else ():
+    for batch in options.batches if "decode" in options.only else ():
         floor = decode_floor_ms(config, card, stored=kind, batch=batch, context=context)
         with running(device):
             took = decode_time(model, batch, context)
@@ -259,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--models", nargs="+", choices=(*MODELS, *OTHERS, *TINY), metavar="MODEL")
     parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT, metavar="WHAT")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="of decode")
     parser.add_argument("--check-only", action="store_true", help="time and record nothing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))

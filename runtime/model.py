@@ -42,14 +42,21 @@ from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
-from runtime.kernels.linear.mlp import mlp, mlp_row
-from runtime.kernels.linear.product import codes_for, codes_linear, linear, takes_codes
+from runtime.kernels.linear.mlp import mlp, mlp_row, mlp_update
+from runtime.kernels.linear.product import (
+    codes_for,
+    codes_linear,
+    linear,
+    linear_update,
+    linears,
+    takes_codes,
+)
 from runtime.kernels.linear.row import added_linear, norm_row_linear
 from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes
-from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
+from runtime.kernels.norm.rms import Parts, add_rmsnorm, rmsnorm
 from runtime.state import Batch, Pools
 
 
@@ -93,7 +100,7 @@ class Mlp:
 
 
 FeedForward = Mlp | MoeWeights
-Update = Tensor | Pairs
+Update = Tensor | Pairs | Parts
 
 
 @dataclass(frozen=True)
@@ -230,10 +237,10 @@ def layer_of_rows(
         normed, x = add_norm(x, update, layer.input_norm, eps, codes)
     mixed = mix(normed, mixer, pools, context, codes)
     codes = codes_for(weights.gate_up, x)
-    normed, x = add_rmsnorm(mixed, x, layer.post_norm, eps, codes)
+    normed, x = add_norm(x, mixed, layer.post_norm, eps, codes)
     if isinstance(weights, MoeWeights):
         return x, moe_terms(normed, weights, context.config.sizes["TOPK"], codes)
-    return x, mlp(normed, weights.gate_up, weights.down, codes)
+    return x, mlp_update(normed, weights.gate_up, weights.down, codes)
 
 
 def one_row_layer(
@@ -256,8 +263,8 @@ def one_row_layer(
 
 def mix(
     x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context, codes: Codes | None = None
-) -> Tensor:
-    """Return what the layer's mixer makes of normed x [T, H]; the pools move on.
+) -> Tensor | Parts:
+    """Return what the layer's mixer makes of normed x [T, H], perhaps in parts; the pools move on.
 
     codes  those of x, if there are any
     """
@@ -273,12 +280,14 @@ def feed_forward(x: Tensor, weights: FeedForward, config: Config) -> Tensor:
     return moe_block(x, weights, config.sizes["TOPK"])
 
 
-def gdn(x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None) -> Tensor:
+def gdn(
+    x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None
+) -> Tensor | Parts:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
-    qkvz, ba, sizes = linear(x, w.qkvz, codes), linear(x, w.ba, codes), context.config.sizes
+    (qkvz, ba), sizes = linears(x, (w.qkvz, w.ba), codes), context.config.sizes
     output = RuleOutput(context.batch.num_decodes > 0, sizes["DV"], takes_codes(w.out, x))
     if _rule_norm(output) is not gated_rmsnorm_codes:
-        return linear(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
+        return linear_update(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
     prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
     return codes_linear(gated_rmsnorm_codes(*prompts, w.norm, context.config.eps), w.out, x)
 
@@ -330,9 +339,9 @@ def rule_of(w: Gdn, config: Config) -> Rule:
 
 def attention(
     x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | None = None
-) -> Tensor:
+) -> Tensor | Parts:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
-    return linear(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
+    return linear_update(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
 
 
 def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:

@@ -131,6 +131,7 @@ FEW_DECODES = When(
         not case.prompts and case.newest == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
     ),
 )
+SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
 PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
 
 LAYER = Operation("a decoder layer", Rows, (
@@ -161,13 +162,26 @@ PRODUCT = Operation("x W^T", Product, (
         "decodes as it reads: H200, 58 for 8 rows of NVFP4 34816 x 5120"),
     Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
         "W decoded once, then cuBLAS"),
-    Row("linear.product.float_linear", (GPU, ROWS, IN_FLOAT), "cuBLAS"),
-    Row("linear.product.tiled_linear", (GPU, ROWS, IN_FP8, unless(QUANTISED), unless(DECODED)),
+    Row("linear.few.few_linear", SEVERAL,
+        "columns split within a program: H200, 8 rows, 9B gate and up 51 for 56 of cuBLAS"),
+    Row("linear.product.float_linear", (GPU, MORE, IN_FLOAT), "cuBLAS"),
+    Row("linear.product.tiled_linear", (GPU, MORE, IN_FP8, unless(QUANTISED), unless(DECODED)),
         "decodes as it reads: 106 for 16 rows of FP8 34816 x 5120"),
     Row("linear.product.decoded_linear", (GPU, IN_FP8, unless(QUANTISED), DECODED),
         "W decoded once, then cuBLAS: twice as fast as tiles that decode"),
     Row("linear.product.quantised_linear", (GPU, QUANTISED),
         "FP8 tensor cores: 95 for 117, 17 rows of 34816 x 5120; 2191 for 4283, 4096 rows"),
+))  # fmt: skip
+
+PRODUCTS = Operation("x times two W^T", Product, (
+    Row("linear.few.few_products", SEVERAL, "one kernel: the second weight is small"),
+    Row("linear.product.each_linear", (unless(*SEVERAL),), "one after the other"),
+))  # fmt: skip
+
+UPDATE = Operation("x W^T that the next norm adds to the residual stream", Product, (
+    Row("linear.few.few_parts", SEVERAL,
+        "columns split among programs, the norm adds the parts: H200, 8 rows, 27B down 28 for 34"),
+    Row("linear.product.linear", (unless(*SEVERAL),), "as any product"),
 ))  # fmt: skip
 
 CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
@@ -203,7 +217,8 @@ GATED = Operation("silu(gate) * up", Gated, (
     Row("linear.row_gated.row_gated", (GPU, ONE_ROW, unless(PACKED)),
         "product and gate in one: 93, 27B in FP8"),
     Row("linear.packed_rows.packed_gated", (GPU, ONE_ROW, PACKED), "gated where its parts are"),
-    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW),),
+    Row("linear.few_gated.few_gated", SEVERAL, "product and gate in one"),
+    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW), unless(*SEVERAL)),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
 
@@ -220,7 +235,7 @@ EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
         "pairs sorted by expert: H200, 8 tokens 71, 64 tokens 185, FP8 74 and 212"),
     Row("moe.packed.unpacked_pairs", (GPU, PACKED, PROMPT),
         "both stacks decoded once: tiles that decode take longer for a prompt"),
-    Row("moe.rows.few_tokens", (GPU, FEW, unless(PACKED)), "each pair is a row: FP8, 4 tokens 62"),
+    Row("moe.rows.few_pairs", (GPU, FEW, unless(PACKED)), "each pair is a row: FP8, 4 tokens 62"),
     Row("moe.tiles.tiled_pairs", (GPU, MORE, unless(PACKED), unless(QUANTISED)),
         "pairs sorted by expert: FP8, 64 tokens 370, 2048 tokens 844"),
     Row("moe.tiles.tiled_codes", (GPU, MORE, QUANTISED, unless(TILES_OF_CODES)),
@@ -264,8 +279,8 @@ PROMPTS = Operation("attention of prompts", Prompt, (
 ))  # fmt: skip
 
 OPERATIONS = (
-    LAYER, CODES, PRODUCT, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, ROW_ADDED, GATED, ROUTER, EXPERTS,
-    ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
+    LAYER, CODES, PRODUCT, PRODUCTS, UPDATE, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, ROW_ADDED,
+    GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
 )  # fmt: skip
 
 

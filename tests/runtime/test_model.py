@@ -337,6 +337,19 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch):
+    """Three rows of a prompt, two, then one: the norms add the parts of few rows."""
+    few_programs(monkeypatch)
+    kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    model = load(write(tmp_path, moe=False, **kinds))
+    ids = some_ids(6, model)
+    expected = full(model, ids)
+    with interpreting():
+        got = run(model, ids, pools_for(model), cuts=(3,), decode=1)
+    assert distance(got, expected) < FLOAT32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 def test_the_next_norm_sums_each_tokens_experts(tmp_path, monkeypatch, thresholds):
     """Of the one layer in the final norm, where a chunk has more than a few tokens."""
     seen = []

@@ -1,6 +1,6 @@
 """The dense gated feed-forward, which is also one expert and the shared expert of the MoE layers.
 
-Chosen for: `GATED` of two rows or more. Every dense feed-forward goes through `mlp`.
+Chosen for: `GATED` of more than 8 rows, or packed. Every dense feed-forward goes through `mlp`.
 
     mlp(x) = down(silu(gate) * up),   [gate | up] = x W_gate_up^T
     shared_expert(x) = sigmoid(x W_sg^T) * mlp(x)
@@ -23,9 +23,16 @@ from runtime.kernels.cases import Gated
 from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.linear.few_gated import few_gated
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_rows import packed_gated
-from runtime.kernels.linear.product import codes_linear, linear, linear_reference, takes_codes
+from runtime.kernels.linear.product import (
+    codes_linear,
+    linear,
+    linear_reference,
+    linear_update,
+    takes_codes,
+)
 from runtime.kernels.linear.row import added_linear
 from runtime.kernels.linear.row_gated import row_gated
 from runtime.kernels.linear.row_parts import silu_times
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.linear.weight import Weight
+    from runtime.kernels.norm.rms import Parts
 
 _ELEMENTS = 1024
 _ROWS = 16
@@ -107,6 +115,15 @@ def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None)
     return codes_linear(silu_mul_quantised(linear(x_TH, gate_up, codes)), down, x_TH)
 
 
+def mlp_update(
+    x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None
+) -> Tensor | Parts:
+    """Return `mlp`, or parts of it where the norm after it adds them."""
+    if takes_codes(down, x_TH):
+        return mlp(x_TH, gate_up, down, codes)
+    return linear_update(gated_linear(x_TH, gate_up, codes), down)
+
+
 def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:
     """Return `quantize_rows` of `silu_mul`, groups of 128 and rows in sixteens, on a GPU.
 
@@ -154,4 +171,4 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     tl.store(scale + tl.program_id(1) * height + t, s, mask=t < T)
 
 
-_gated = GATED.bind(row_gated, packed_gated, silu_mul)
+_gated = GATED.bind(row_gated, packed_gated, few_gated, silu_mul)

@@ -1,7 +1,7 @@
 """Linear layers on stored weights: float, four bits, or FP8 E4M3 with scales of blocks or rows.
 
-Chosen for: every `PRODUCT`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`: it asks the table. What
-cuBLAS computes is here.
+Chosen for: every `PRODUCT`, `PRODUCTS`, `UPDATE`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`:
+it asks the table. What cuBLAS computes is here.
 
     weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
     dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
@@ -17,14 +17,21 @@ Shape letters: M rows of x (tokens), N outputs, K inputs.
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.cases import CodesProduct, Inputs, Product
-from runtime.kernels.dispatch import CODES, CODES_PRODUCT, CODES_WITH_ROWS, PRODUCT
+from runtime.kernels.dispatch import (
+    CODES,
+    CODES_PRODUCT,
+    CODES_WITH_ROWS,
+    PRODUCT,
+    PRODUCTS,
+    UPDATE,
+)
 from runtime.kernels.encode.rows import (
     MULTIPLE,
     Codes,
@@ -32,6 +39,7 @@ from runtime.kernels.encode.rows import (
     quantize_rows_reference,
 )
 from runtime.kernels.launch import capability, use_triton
+from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
 from runtime.kernels.linear.row import row_linear
@@ -46,6 +54,11 @@ from runtime.kernels.linear.weight import (
     product_reference,
     scale_edge,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.kernels.norm.rms import Parts
 
 
 def linear_fp8_dynamic_reference(x_MK: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
@@ -95,9 +108,29 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
         return linear(x_MK, weight, codes).view(*x.shape[:-1], weight.shape[0])
     if codes is not None and takes_codes(weight, x):
         return codes_linear(codes, weight, x)
-    case = Product(use_triton(x), x.shape[0], x.dtype, *form_of(weight))
-    y_MN: Tensor = _product(case)(x, weight)
+    y_MN: Tensor = _product(_case(x, weight))(x, weight)
     return y_MN
+
+
+def linears(x_MK: Tensor, weights: Sequence[Weight], codes: Codes | None) -> tuple[Tensor, ...]:
+    """Return `linear` of rows x with each of two weights, of which the second one is small."""
+    products: tuple[Tensor, ...] = _products(_case(x_MK, weights[0]))(x_MK, *weights, codes=codes)
+    return products
+
+
+def each_linear(x_MK: Tensor, *weights: Weight, codes: Codes | None) -> tuple[Tensor, ...]:
+    """Return `linear` of rows x with each weight, one after the other."""
+    return tuple(linear(x_MK, weight, codes) for weight in weights)
+
+
+def linear_update(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
+    """Return `linear` of rows x, or parts of it where the norm after it adds them."""
+    y: Tensor | Parts = _update(_case(x_MK, weight))(x_MK, weight)
+    return y
+
+
+def _case(x_MK: Tensor, weight: Weight) -> Product:
+    return Product(use_triton(x_MK), x_MK.shape[0], x_MK.dtype, *form_of(weight))
 
 
 def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:
@@ -164,9 +197,12 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
 
 _codes = CODES.remembered(CODES.choose)
 _codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
+_products = PRODUCTS.bind(few_products, each_linear)
+_update = UPDATE.bind(few_parts, linear)
 _product = PRODUCT.bind(
     linear_reference,
     row_linear,
+    few_linear,
     packed_row,
     packed_linear,
     unpacked_linear,

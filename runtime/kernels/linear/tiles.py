@@ -1,6 +1,6 @@
 """Products with FP8 weights in tiles of the tensor cores, x as it is or in FP8 too.
 
-Chosen for: `PRODUCT` with FP8 weights and 2 to 511 rows that are not quantised, and `CODES_PRODUCT`
+Chosen for: `PRODUCT` with FP8 weights and 9 to 511 rows that are not quantised, and `CODES_PRODUCT`
 that cuBLAS does not take.
 
     y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32

@@ -44,7 +44,7 @@ from runtime.kernels.moe.routing import (
     route_absorbed,
 )
 from runtime.kernels.moe.row import routed_row
-from runtime.kernels.moe.rows import few_tokens
+from runtime.kernels.moe.rows import few_pairs
 from runtime.kernels.moe.sum import Pairs, summed
 from runtime.kernels.moe.tiles import tiled_codes, tiled_pairs
 from runtime.kernels.moe.w8a8 import w8a8_pairs
@@ -181,7 +181,7 @@ def expert_terms(
     experts_Tk: Tensor,
     codes: Codes | None = None,
 ) -> Tensor | Pairs:
-    """Return `moe_experts`, its arguments too, or for more than a few tokens what it sums.
+    """Return `moe_experts`, its arguments too, or what it sums.
 
     codes  those of x, if there are any
     """
@@ -218,7 +218,7 @@ _experts = EXPERTS.bind(
     packed_tokens,
     packed_tiles,
     unpacked_pairs,
-    few_tokens,
+    few_pairs,
     tiled_pairs,
     tiled_codes,
     w8a8_pairs,

@@ -1,6 +1,7 @@
 """The sum over each token's experts, alone or with the residual add and the norm that follow.
 
-Chosen for: `EXPERTS` of more than 8 tokens, after tiles or w8a8, alone or within the next norm.
+Chosen for: `EXPERTS` of two tokens or more, after rows, tiles or w8a8, alone or within the next
+norm.
 
     y[t] = sum_j rows[t*k + j]                                      added in float32, rounded once
     r = y + residual (rounded to the model dtype),  z = rmsnorm(r)

@@ -4,6 +4,7 @@ Chosen for: `LAYER` of several rows, and `ROW_NORM` before a wide product.
 
     rmsnorm        y = x * rsqrt(mean(x^2) + eps) * (1 + w)            one cast to x's dtype
     add_rmsnorm    r = x + residual (rounded to the model dtype),  y = rmsnorm(r)
+    parts          x is first summed from parts in float32, and rounded
 
 Source: Zhang and Sennrich 2019; the Qwen3.5 model code of transformers for the casts.
 Trap: every norm of the family is zero-centred (1 + w) except `linear_attn.norm`, which is plain
@@ -17,7 +18,7 @@ Shape letters: T tokens, H hidden size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Parts(NamedTuple):
+    """Rows [T, H] that are still to be summed from their parts, then rounded.
+
+    sums  [P, T, H] float32, contiguous
+    """
+
+    sums: Tensor
+
+
 def rmsnorm_reference(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Say what `rmsnorm` computes, in plain torch."""
     x = widen(x_TH)
@@ -37,10 +47,11 @@ def rmsnorm_reference(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 def add_rmsnorm_reference(
-    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float
+    x_TH: Tensor | Parts, residual_TH: Tensor, weight_H: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Say what `add_rmsnorm` computes, in plain torch."""
-    total = x_TH + residual_TH
+    x = x_TH.sums.sum(0).to(residual_TH.dtype) if isinstance(x_TH, Parts) else x_TH
+    total = x + residual_TH
     return rmsnorm_reference(total, weight_H, eps), total
 
 
@@ -73,41 +84,57 @@ def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = No
 
 
 def add_rmsnorm(
-    x_TH: Tensor, residual_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None
+    x_TH: Tensor | Parts,
+    residual_TH: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    codes: Codes | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (the RMSNorm of x + residual, x + residual), both [T, H] in x's dtype.
+    """Return (the RMSNorm of x + residual, x + residual), both [T, H] in the residual's dtype.
 
-    x_TH, residual_TH  [T, H] of one dtype, rows contiguous in themselves; neither is changed
+    x_TH, residual_TH  [T, H] of one dtype, rows contiguous in themselves; neither is changed.
+                       x may be parts
     weight_H           [H] float, stored as w: the factor is 1 + w
     codes              room for those of the norm, filled too; only on a GPU
     """
-    _check_rows(x_TH, weight_H)
+    num_parts, part, x = _parts_of(x_TH, residual_TH.dtype)
     _check_rows(residual_TH, weight_H)
-    assert x_TH.dtype == residual_TH.dtype, "x and residual must have one dtype"
-    assert x_TH.shape == residual_TH.shape, "x and residual must have one shape"
-    assert codes is None or use_triton(x_TH), "only the kernel writes codes"
-    if not use_triton(x_TH):
+    _check_rows(x, weight_H)
+    assert x.shape == residual_TH.shape, "x and residual must have one shape"
+    assert codes is None or use_triton(residual_TH), "only the kernel writes codes"
+    if not use_triton(residual_TH):
         return add_rmsnorm_reference(x_TH, residual_TH, weight_H, eps)
-    num_rows, hidden = x_TH.shape
-    y = torch.empty((num_rows, hidden), dtype=x_TH.dtype, device=x_TH.device)
+    num_rows, hidden = residual_TH.shape
+    y = torch.empty((num_rows, hidden), dtype=residual_TH.dtype, device=residual_TH.device)
     total = torch.empty_like(y)
     block = power_of_two(hidden)
     _add_rmsnorm_kernel[(num_rows,)](
-        x_TH,
+        x,
         residual_TH,
         weight_H,
         y,
-        *room_of(codes, x_TH),
+        *room_of(codes, residual_TH),
         total,
         hidden,
-        x_TH.stride(0),
+        x.stride(0),
+        part,
         residual_TH.stride(0),
         eps,
+        PARTS=num_parts,
         BLOCK=block,
-        num_warps=_warps(block, codes),
+        num_warps=_warps(block, codes) if num_parts == 1 else min(max(block // 128, 1), 32),
         **early(),
     )
     return y, total
+
+
+def _parts_of(x_TH: Tensor | Parts, dtype: torch.dtype) -> tuple[int, int, Tensor]:
+    """Return how many parts there are, how far they are apart, and the first."""
+    if isinstance(x_TH, Parts):
+        assert x_TH.sums.is_contiguous(), "parts must be contiguous"
+        return len(x_TH.sums), x_TH.sums.stride(0), x_TH.sums[0]
+    assert x_TH.dtype == dtype, "x and residual must have one dtype"
+    return 1, 0, x_TH
 
 
 def _check_rows(x_TH: Tensor, weight_H: Tensor) -> None:
@@ -153,8 +180,10 @@ def _add_rmsnorm_kernel(
     total,
     H,
     x_row,
+    part,
     residual_row,
     eps,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     start_next()
@@ -163,7 +192,10 @@ def _add_rmsnorm_kernel(
     inside = i < H
     w_H = tl.load(weight + i, mask=inside, other=0.0)
     wait_for_inputs()
-    x_H = tl.load(x + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
+    x_H = tl.zeros((BLOCK,), tl.float32)
+    for p in tl.static_range(PARTS):
+        x_H += tl.load(x + p * part + row * x_row + i, mask=inside, other=0.0).to(tl.float32)
+    x_H = x_H.to(total.dtype.element_ty).to(tl.float32)
     r_H = tl.load(residual + row * residual_row + i, mask=inside, other=0.0).to(tl.float32)
     sum_H = (x_H + r_H).to(total.dtype.element_ty)
     tl.store(total + row * H + i, sum_H, mask=inside)

@@ -39,6 +39,7 @@ from runtime.kernels.cases import (
 )
 from runtime.kernels.choice import NOTHING, Operation, Row, When, entry_point, unless
 from runtime.kernels.launch import use_triton
+from runtime.kernels.linear.few import few_linear
 from runtime.kernels.linear.product import (
     float_linear,
     linear,
@@ -142,16 +143,22 @@ def codes_before(case):
     return "encode.rows.quantize_rows" if quantises(case) else NOTHING
 
 
+def packed_product_before(case):
+    if case.rows == 1:
+        return "linear.packed_rows.packed_row"
+    decoded = case.rows >= 512 and case.dtype != torch.float32
+    return "linear.packed_tiles." + ("unpacked_linear" if decoded else "packed_linear")
+
+
 def product_before(case):
     if not case.gpu:
         return "linear.product.linear_reference"
     if case.form in PACKED:
-        if case.rows == 1:
-            return "linear.packed_rows.packed_row"
-        decoded = case.rows >= 512 and case.dtype != torch.float32
-        return "linear.packed_tiles." + ("unpacked_linear" if decoded else "packed_linear")
+        return packed_product_before(case)
     if case.rows == 1:
         return "linear.row.row_linear"
+    if case.rows <= 8:
+        return "linear.few.few_linear"
     if case.form == FLOAT:
         return "linear.product.float_linear"
     if quantises(case):
@@ -159,6 +166,18 @@ def product_before(case):
     if case.rows >= 512 and case.dtype in (torch.bfloat16, torch.float16):
         return "linear.product.decoded_linear"
     return "linear.product.tiled_linear"
+
+
+def several(case):
+    return case.gpu and 2 <= case.rows <= 8 and case.form not in PACKED
+
+
+def products_before(case):
+    return "linear.few.few_products" if several(case) else "linear.product.each_linear"
+
+
+def update_before(case):
+    return "linear.few.few_parts" if several(case) else "linear.product.linear"
 
 
 def codes_product_before(case):
@@ -199,6 +218,8 @@ def row_added_before(case):
 
 
 def gated_before(case):
+    if several(case):
+        return "linear.few_gated.few_gated"
     if case.rows != 1 or not case.gpu:
         return "linear.mlp.silu_mul"
     packed = case.form in PACKED
@@ -218,7 +239,7 @@ def experts_before(case):
         few = "packed_tokens" if case.rows <= FEW_PACKED else "packed_tiles"
         return "moe.packed." + ("unpacked_pairs" if case.rows >= 4096 else few)
     if case.rows <= 8:
-        return "moe.rows.few_tokens"
+        return "moe.rows.few_pairs"
     quantise, by_block = quantises(case), case.form == FP8_BLOCK
     if quantise and by_block and case.hidden % BLOCK == case.inner % BLOCK == 0:
         return "moe.w8a8.w8a8_pairs"
@@ -262,6 +283,8 @@ BEFORE = {
     dispatch.LAYER: layer_before,
     dispatch.CODES: codes_before,
     dispatch.PRODUCT: product_before,
+    dispatch.PRODUCTS: products_before,
+    dispatch.UPDATE: update_before,
     dispatch.CODES_PRODUCT: codes_product_before,
     dispatch.ROW_PRODUCTS: row_products_before,
     dispatch.ROW_NORM: row_norm_before,
@@ -389,8 +412,10 @@ def test_a_weight_says_how_it_is_stored():
     [
         (1, "float", row_linear),
         (1, "block", row_linear),
-        (2, "float", float_linear),
-        (2, "channel", tiled_linear),
+        (2, "float", few_linear),
+        (8, "channel", few_linear),
+        (9, "float", float_linear),
+        (9, "channel", tiled_linear),
         (17, "block", tiled_linear),
         (17, "dynamic", quantised_linear),
     ],
