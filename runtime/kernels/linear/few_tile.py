@@ -11,8 +11,9 @@ of them while the preceding kernels still run.
 
 Traps: the wait for x is in the loop, in its first iteration: if it came before the loop, the
 compiler would start the copies after it. x must not be copied ahead, for then it would be read
-before the wait: a load under a condition is not, even one that always holds. Codes and scales have
-to be multiplied in float32: their product, rounded to bfloat16, is another weight.
+before the wait: a load under a condition is not, even one that always holds. Wait and load have to
+be under that one condition: the compiler moves a wait of its own to the end of the iteration. Codes
+and scales have to be multiplied in float32: their product, rounded to bfloat16, is another weight.
 
 Shape letters: M rows of x, N outputs, K inputs.
 """
@@ -107,10 +108,10 @@ def tile_sums(
             used = used & left[:, :, None]
             inside = left[:, None, :] & (n >= 0)[None, :, None]
             w = tl.load(w_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        if start == first:
-            wait_for_inputs()
         x_sKM = tl.zeros((SLICES, BLOCK_K, BLOCK_M), x.dtype.element_ty)
         if start < K:
+            if start == first:
+                wait_for_inputs()
             x_sKM = tl.load(x_rows + start, mask=used, other=0.0)
         # through float32: from E4M3 to bfloat16 a GPU goes by way of float16, a quarter as fast
         w = operand(w.to(tl.float32).to(x_sKM.dtype))
