@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -38,7 +39,7 @@ KERNELS = {
 def order(kernel, edge, even, more):
     """Return the events of a kernel in the order of its structured code."""
     fixed = TILE | {"EDGE": edge, "EVEN": even, "BLOCK_K": 128 if edge else 64} | more
-    types = {name: "i32" for name in kernel.arg_names}
+    types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("x", "y", "weight2", "scale2", "y2"), "*bf16")
     types |= dict.fromkeys(("weight", "gate_up"), "*fp8e4nv" if edge else "*bf16")
     types |= {"scale": "*fp32" if edge else "*bf16"}
@@ -56,4 +57,4 @@ def order(kernel, edge, even, more):
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: order(*kernel) for name, kernel in KERNELS.items()}))
+    sys.stdout.write(json.dumps({name: order(*kernel) for name, kernel in KERNELS.items()}))
