@@ -74,7 +74,8 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
         )
     if not isinstance(arch, str) or arch not in CLASSES:
         raise FormatError(
-            f"general.architecture is {shown(arch)}, expected {one_of(CLASSES)}\n"
+            f"general.architecture is {'missing' if arch is None else shown(arch)}, "
+            f"expected {one_of(CLASSES)}\n"
             "  why   qwen35 converts the Qwen3.5 family only"
         )
     name, model_type, moe = CLASSES[arch]

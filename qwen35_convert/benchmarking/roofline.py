@@ -28,7 +28,7 @@ HEADS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 def check_plot(path: Path) -> None:
     """Refuse a picture of another type, or in the place of another file."""
     if path.suffix not in HEADS:
-        raise RecipeError(f"--plot {path}", "is no picture", one_of(HEADS))
+        raise RecipeError(f"--plot {path}", "is not a picture format", one_of(HEADS))
     check_place(path, HEADS[path.suffix])
 
 

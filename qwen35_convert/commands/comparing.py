@@ -120,6 +120,7 @@ def _parted(models: list[str], against: str | None, recipes: list[str]) -> tuple
             "ARTIFACT --against SOURCE",
         )  # fmt: skip
     if len(models) != 1:
-        raise RecipeError("SOURCE", f"is {len(models)} models", "one, before --recipe",
-                          "name the source by --against to compare artifacts, too")  # fmt: skip
+        got = f"has {len(models)} sources" if models else "has no source"
+        fix = "to compare artifacts besides, name the source by --against"
+        raise RecipeError("compare", got, "one SOURCE --recipe NAME", fix)
     return models[0], []

@@ -16,10 +16,10 @@ def inspect(
 ) -> Inspection:
     """Return what a checkpoint is, from its headers; from the hub nothing else is fetched.
 
-    context  with any of these three, `serving` says what serving takes: tokens of a sequence, 4096
-             if they are left out
-    batch    sequences at once, 1 if they are left out
-    memory   bytes; `serving` then says also what fits into them
+    context  tokens of each sequence, 4096 if only batch or memory is given; with any of the three
+             `serving` has the memory that serving takes
+    batch    sequences at once, 1 if only context or memory is given
+    memory   bytes of the device; `serving` then also has what fits
     """
     question = ask(context, batch, memory)
     return inspect_checkpoint(open_headers(source), _given(source), question)

@@ -69,7 +69,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole job.
+    """Everything that a conversion writes, known before a weight is read.
 
     container   the kind of artifact, by name
     files       whole files beside the shards, made when they are written

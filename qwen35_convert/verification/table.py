@@ -186,37 +186,37 @@ def _logits(proof: Proof) -> Iterator[Failure]:
 CHECKS = (
     Check("census", "structure", "headers and config that contradict each other or an engine's "
           "rules: lists, parts, roles, groups, classes", _census),
-    Check("files", "structure", "any file, header, key or field that the recipe does not make of "
-          "the source", _files, needs=("expected", "source")),
-    Check("config", "structure", "fields and keys that engines obey and that are not the source's",
-          _config, needs=("source",), lacks=("expected",)),
+    Check("files", "structure", "a file, header, key or field that differs from what the recipe "
+          "makes of the source", _files, needs=("expected", "source")),
+    Check("config", "structure", "fields and keys that engines obey and that differ from those of "
+          "the source", _config, needs=("source",), lacks=("expected",)),
     Check("beside", "structure", "a vision file whose keys or tensors contradict each other, or "
-          "are not the source's", _beside, lacks=("expected",)),
+          "differ from the source's", _beside, lacks=("expected",)),
     Check("coverage", "structure", "tensors that only one side has", _coverage,
           needs=("source",)),
-    Check("claims", "structure", "what a receipt says of files, dropped tensors and verdict that "
-          "its recipe does not make", _claims, needs=("receipt", "expected", "source")),
-    Check("verdict", "structure", "an artifact that failed its conversion's verification at a "
+    Check("claims", "structure", "files, dropped tensors or a verdict in the receipt that differ "
+          "from what its recipe gives", _claims, needs=("receipt", "expected", "source")),
+    Check("verdict", "structure", "an artifact that failed the verification of its conversion at a "
           "level that is not measured now", _failed_before, needs=("receipt",),
           planted="tests/qwen35_convert/write/test_failed.py"),
-    Check("receipt", "tensors", "files that are not those of the receipt, files it does not list",
+    Check("receipt", "tensors", "files that differ from the receipt, files it does not list",
           _outputs, needs=("receipt",), waits=True),
     Check("source", "tensors", "a source that is not the one the artifact was made from",
           _sources, needs=("receipt", "source"), waits=True),
-    Check("bytes", "tensors", "any byte of a tensor that the recipe does not make of the source",
+    Check("bytes", "tensors", "a byte of a tensor that differs from what the recipe makes of it",
           _again, needs=("expected", "source")),
-    Check("summary", "tensors", "errors in the receipt that are not those measured again",
+    Check("summary", "tensors", "errors in the receipt that differ from those measured now",
           _summary, needs=("receipt", "expected", "source")),
-    Check("values", "tensors", "values that no right encoder of the scheme makes of the source",
+    Check("values", "tensors", "values that no correct encoder of the scheme makes of the source",
           _values, needs=("source",), lacks=("expected",)),
     Check("defects", "tensors", "values, scales and codes that are not finite, shapes that are not "
           "the weight's", defects),
-    Check("cache", "tensors", "scales of an FP8 cache that are not those of the recipe's text, or "
+    Check("cache", "tensors", "scales of an FP8 cache that differ from the recipe's text, or "
           "at which keys or values saturate or vanish", cache_failures),
-    Check("flushed", "tensors", "scales of groups so small that Marlin takes the weights for 0",
+    Check("flushed", "tensors", "scales of groups so small that Marlin computes with weights of 0",
           _small_scales, planted="tests/qwen35_convert/verification/test_flushed.py"),
-    Check("vision", "tensors", "a vision file's values that are not finite, or not the source's",
+    Check("vision", "tensors", "values of a vision file that are not finite, or not the source's",
           _values_beside, lacks=("expected",)),
-    Check("logits", "logits", "predictions that are not the source's", _logits,
+    Check("logits", "logits", "predictions that differ from the source's", _logits,
           needs=("source",)),
 )  # fmt: skip

@@ -31,7 +31,7 @@ def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise OutputError(str(out), "is a file", "a folder or nothing")
+        raise OutputError(str(out), "is a file", "a folder, or a name that is free")
     if not any(out.iterdir()):
         return
     if not overwrite:

@@ -529,7 +529,7 @@ def test_another_architecture_is_refused(arch):
     pairs = pairs_of(nano()) | {"general.architecture": Kv("", "", arch)}
     with pytest.raises(FormatError, match=r"general.architecture is .*, expected qwen35 or"):
         config_from_metadata(pairs, {})
-    with pytest.raises(FormatError, match=r"general.architecture is None"):
+    with pytest.raises(FormatError, match=r"general.architecture is missing"):
         config_from_metadata({}, {})
 
 

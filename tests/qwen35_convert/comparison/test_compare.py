@@ -241,7 +241,7 @@ def test_an_artifact_that_read_the_text_before_is_named(nano_path, text, tmp_pat
     [
         ([], "has neither --recipe nor --against"),
         (["SOURCE"], "has neither --recipe nor --against"),
-        (["SOURCE", "SOURCE", "--recipe", "int4"], "is 2 models, expected one"),
+        (["SOURCE", "SOURCE", "--recipe", "int4"], "has 2 sources, expected one"),
         (["--against", "SOURCE"], "ARTIFACT is missing"),
         (["SOURCE", "--recipe", "int4", "--recipe", "int4"], "int4 is given twice"),
         (["SOURCE", "--recipe", "int5"], "recipe 'int5' is neither bundled nor a file"),
