@@ -2,7 +2,7 @@
 
 Matrices of one shape, such as a layer's experts, stand one below the other; each has a factor of
 its own. What `calibrate` does row by row is done here for a block of columns of all rows: columns
-within a block by two functions (see `Blocks`), all other columns by products in float32.
+within a block by three functions (see `Blocks`), all other columns by products in float32.
 
 Units can differ from the CPU's where a number falls on the other side of a tie: products and their
 sums are rounded in another order. The same matrices together get the same bytes.
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 
 class Blocks(NamedTuple):
-    """What walks the columns of a block: `runtime.kernels.gptq.walk`, and `settle` there."""
+    """What walks the columns of a block: `walk`, `settle`, `pairs` in `runtime.kernels.gptq`."""
 
     walk: Callable[[Rows, Tensor, Tensor, int, Tensor], None]
     settle: Callable[[Rows, Tensor, Tensor, Tensor, int, Tensor], None]
+    pair: Callable[[Rows, Tensor, Tensor, Tensor, int, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +187,22 @@ class ManyMatrices:
 
     def settle(self, rows: Rows, slope: Tensor) -> None:
         """Choose each unit again, and steps of whole numbers in groups of up to a block."""
+        self._each_block(self.factors.blocks.settle, rows, slope)
+
+    def pair(self, rows: Rows, slope: Tensor) -> None:
+        """Choose units of a block two by two where that is better."""
+        self._each_block(self.factors.blocks.pair, rows, slope)
+
+    def _each_block(
+        self,
+        improve: Callable[[Rows, Tensor, Tensor, Tensor, int, Tensor], None],
+        rows: Rows,
+        slope: Tensor,
+    ) -> None:
         hessian, added = self.factors.hessian, self.factors.added
         for first, moved in rows.blocks():
             stop = first + moved.shape[-1]
-            self.factors.blocks.settle(rows, slope, hessian, added, first, moved)
+            improve(rows, slope, hessian, added, first, moved)
             slope.baddbmm_(moved, hessian[:, first:stop], alpha=-1)
             slope[..., first:stop] -= moved * added[:, None, None]
 

@@ -4,6 +4,7 @@
     settle        each unit again, the best one given all others
     better steps  now and then before that, of E2M1 and ggml's types: steps by what each weight
                   should be
+    pairs         after that, of whole numbers in groups whose steps settle too: two units at once
 
 Whatever settles keeps the slopes (w - q) H up to date, so they are computed only when steps have
 changed.
@@ -35,6 +36,9 @@ class Walker(Protocol):
     def settle(self, rows: Rows, slope: Tensor) -> None:
         """Choose each unit again, and steps if `rows.refit`; the slope follows."""
 
+    def pair(self, rows: Rows, slope: Tensor) -> None:
+        """Choose units two by two where that is better; the slope follows."""
+
     def better_steps(self, rows: Rows, slope: Tensor) -> Tensor:
         """Return the best of `rows.tried` for what each weight should be given all others, [B]."""
 
@@ -53,3 +57,5 @@ def choose(rows: Rows, walker: Walker, passes: int = PASSES) -> None:
             rows.take(walker.better_steps(rows, slope))
             slope = walker.slope(rows)
         walker.settle(rows, slope)
+        if rows.refit and done < passes - 1:
+            walker.pair(rows, slope)

@@ -265,6 +265,16 @@ def test_steps_that_are_searched_for_again_leave_less_error(scheme, seed):
     assert loss(w, stored, damped) == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.parametrize("scheme", [INT4, ASYMMETRIC], ids=["int4", "asym"])
+@pytest.mark.parametrize("seed", range(3))
+def test_pairs_leave_less_error_than_units_one_by_one(scheme, seed, monkeypatch):
+    w, h = weight(seed, 16, 256), hessian(seed, 256)
+    damped = h + factor(h).added * torch.eye(256)
+    paired = loss(w, encoded(scheme, w, "gptq", h)[1], damped)
+    monkeypatch.setattr(calibrate.OneMatrix, "pair", lambda *_: None)
+    assert paired < loss(w, encoded(scheme, w, "gptq", h)[1], damped)
+
+
 @schemes
 def test_settling_keeps_slopes_up_to_date(scheme):
     w, known, group = weight(8, 16, 256), factor(hessian(8, 256)), 16 if scheme is NVFP4 else 32
@@ -276,6 +286,8 @@ def test_settling_keeps_slopes_up_to_date(scheme):
     slope = walker.slope(rows)
     for _ in range(3):
         walker.settle(rows, slope)
+        if rows.refit:
+            walker.pair(rows, slope)
     assert torch.allclose(
         slope, walker.slope(rows), rtol=1e-3, atol=1e-5 * float(slope.abs().max())
     )

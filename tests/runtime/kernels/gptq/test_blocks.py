@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from quant.fourbit import pairs as cpu_pairs
 from quant.fourbit import walk
 from quant.fourbit.rows import Rows
+from runtime.kernels.gptq.pairs import pair_block, pair_block_reference
 from runtime.kernels.gptq.settle import settle_block, settle_block_reference
 from runtime.kernels.gptq.units import as_bfloat16
 from runtime.kernels.gptq.walk import walk_block, walk_block_reference
@@ -20,6 +22,8 @@ from runtime.kernels.launch import jit, tl
 # not fill a tile, or more than one
 SHAPES = [(2, 5, 144, 16, 0), (2, 3, 160, 32, 4), (1, 5, 136, 136, 8), (1, 3, 48, 16, 4)]
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=["e2m1", "int4", "int8", "short"])
+PAIRS = [(2, 5, 256, 128, 4), SHAPES[1], SHAPES[3]]  # whole numbers in groups up to a block
+pairs = pytest.mark.parametrize("shape", PAIRS, ids=["g128", "g32", "short"])
 
 
 def problem(matrices, n, k, group, bits, device="cpu"):
@@ -78,6 +82,13 @@ def settle_on_the_cpu(rows, slope, hessian, added, first, moved):
         walk.settle_block(*arrays, *rest, moved[e].numpy())
 
 
+def pair_on_the_cpu(rows, slope, hessian, added, first, moved):
+    for e, units in enumerate(rows.units):
+        arrays = (x.numpy() for x in (units, rows.d[e], rows.zero[e], slope[e], hessian[e]))
+        rest = np.float32(added[e]), np.float32(rows.end), first, rows.group
+        cpu_pairs.pair_block(*arrays, *rest, moved[e].numpy())
+
+
 def same(found, expected):
     """Hold all but a hundredth of the numbers to what is expected."""
     for one, other in zip(found, expected, strict=True):
@@ -105,6 +116,18 @@ def test_the_kernel_of_settle_is_its_reference(shape, interpreter):
     same(settled(settle_block, shape), settled(settle_block_reference, shape))
 
 
+@pairs
+def test_the_reference_of_pairs_is_the_loop_of_the_cpu(shape):
+    found = settled(pair_block_reference, shape)
+    assert found[1].any()
+    same(found, settled(pair_on_the_cpu, shape))
+
+
+@pairs
+def test_the_kernel_of_pairs_is_its_reference(shape, interpreter):
+    same(settled(pair_block, shape), settled(pair_block_reference, shape))
+
+
 @jit
 def _round_kernel(x, out, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
@@ -126,3 +149,9 @@ def test_steps_are_rounded_as_torch_rounds_to_bfloat16(interpreter):
 def test_a_gpu_walks_as_the_cpu_does(shape):
     same(walked(walk_block, shape, "cuda"), walked(walk_on_the_cpu, shape))
     same(settled(settle_block, shape, "cuda"), settled(settle_on_the_cpu, shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [*PAIRS, (3, 100, 640, 128, 4)])
+def test_a_gpu_pairs_as_the_cpu_does(shape):
+    same(settled(pair_block, shape, "cuda"), settled(pair_on_the_cpu, shape))
