@@ -194,6 +194,13 @@ class Steps(Usual):
         return each_row(cast("Scheme", self), parts, (count, self.codes(parts).shape[1]))
 
 
+def goes_in_pairs(scheme: Scheme, columns: int) -> bool:
+    """Return whether GPTQ chooses codes of so many columns two by two, as `Rows.refit` has it."""
+    from quant.fourbit.rows import BLOCK
+
+    return isinstance(scheme, Steps) and scheme.size(columns) <= BLOCK
+
+
 def config_group(
     modules: Sequence[str], form: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 ) -> dict[str, Any]:

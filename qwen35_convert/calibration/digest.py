@@ -1,4 +1,4 @@
-"""A digest of tensors, one after another.
+"""A digest of tensors, and of what is done with them, one after another.
 
 Of a matrix on a GPU each row is folded there first, into the sum of its bits times odd numbers: it
 changes with any one of them, and a layer of experts has gigabytes that need not leave the GPU.
@@ -27,6 +27,10 @@ class Digest:
         if values.is_cuda and values.dim() == 2:
             values = folded(values)
         self._sha256.update(values.contiguous().cpu().numpy().data)
+
+    def say(self, what: str) -> None:
+        """Add a word: what is done in another way than before says another."""
+        self._sha256.update(what.encode())
 
     def hexdigest(self) -> str:
         """Return the digest."""

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Tokens that a Hessian needs, as a part of its columns.
 LEAST_TOKENS = 0.25
+# Receipts of codes that were chosen one by one alone have other digests: they are judged by bounds.
+PAIRS = "pairs"
 Encode = Callable[[int, Worker], object]
 
 
@@ -84,6 +86,8 @@ class Encoder:
         self._digest.add(sums.values)
         importance, factor = self._known(sums, method)
         items = [self.plan.items[self.numbers[name]] for name in sums.names]
+        if factor is not None and any(map(_in_pairs, items)):
+            self._digest.say(PAIRS)
         if factor is not None and self._go_together(items):
             self._together.add(items, factor, last=sums.names[0] not in self.experts)
             return
@@ -140,6 +144,12 @@ class Encoder:
             return None, replace(made, outputs=self.streams.outputs(sums.names[0]))
         squares = sums.values if sums.values.dim() == 1 else sums.values.diagonal()
         return (squares / sums.count).cpu(), None
+
+
+def _in_pairs(item: Item) -> bool:
+    from quant.fourbit.integer import goes_in_pairs
+
+    return goes_in_pairs(item.scheme, item.atom.shape[-1])
 
 
 def encodes_together(device: str) -> bool:
