@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TILE_ROWS = 4
 
 
-def launch(kernel, rows: Rows, tensors: tuple[Tensor, ...], first: int, **more: int) -> None:
+def launch(kernel, rows: Rows, tensors: tuple[Tensor, ...], first: int, **more: float) -> None:
     """Run a kernel over all rows of all matrices, for the block of columns from `first` on.
 
     tensors  the kernel's, contiguous; the last is [E, N, b], of the block
