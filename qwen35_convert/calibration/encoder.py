@@ -26,7 +26,7 @@ from qwen35_convert.calibration.memory import CHUNK_BYTES
 from qwen35_convert.calibration.seen import Fallback, Seen
 from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.together import Parts, Together
-from qwen35_convert.planning.calibrated import HEAD
+from qwen35_convert.planning.calibrated import ENDS
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe.parts import GPTQ, NEAREST, SWEEP
 from qwen35_convert.run.threads import each
@@ -117,9 +117,9 @@ class Encoder:
         self.encode(self.numbers[name], worker)
 
     def _go_together(self, items: Sequence[Item]) -> bool:
-        """Whether weights are encoded on a GPU: the head has too many rows for its memory."""
+        """Whether weights are encoded on a GPU: of tokens there are too many for its memory."""
         able = all(item.scheme.together for item in items)
-        return able and self.stage != HEAD and encodes_together(self.device)
+        return able and self.stage not in ENDS and encodes_together(self.device)
 
     def _together_in(self, names: Sequence[str]) -> int:
         """Return how many columns the weights of an input need side by side."""

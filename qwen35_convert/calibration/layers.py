@@ -1,5 +1,6 @@
 """Layer by layer: inputs are collected, weights encoded by them, and what was stored runs on.
 
+    x_0 = the embedding, as it is stored
     sums_i = inputs of the source's layer i on x_i        x_i+1 = layer i, as it is stored, on x_i
 
 Of what layer i adds to the stream an error counts by what the source makes of it next.
@@ -16,11 +17,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
+from qwen35_convert.calibration.embedding import embedding_sums
 from qwen35_convert.calibration.encoder import Encode, Encoder
 from qwen35_convert.calibration.seen import Seen
 from qwen35_convert.calibration.streams import Streams
 from qwen35_convert.calibration.texts import Texts
-from qwen35_convert.planning.calibrated import HEAD, layer_of, stages
+from qwen35_convert.planning.calibrated import EMBEDDING, ENDS, HEAD, layer_of, stages
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.recipe.parts import GPTQ, SWEEP
 from qwen35_convert.run.heap import share_heap
@@ -84,7 +86,8 @@ class _Walked:
         texts = layers.texts.ids
         self.observed: Walk = Walk.over(layers.source, texts, observer=self, **over)
         self.stored: Walk = Walk.over(layers.made, texts, **over)
-        self.x, self.at = self.stored.embedded(), 0
+        self.x: Tensor | None = None
+        self.at = 0
 
     def observe(self, names: Sequence[str], x_TK: Tensor) -> None:
         """Show an input to the observer of the layer."""
@@ -95,27 +98,36 @@ class _Walked:
         from runtime.hessian import Hessians
 
         layers, number = self.layers, layer_of(stage)
-        before = len(self.stored.config.layer_types) if number is None else number
-        for i in range(self.at, before):
-            self.x, self.at = self.stored.layer(i, self.x), i + 1
+        x = None if stage == EMBEDDING else self._stream_before(number)
         encoder = Encoder(layers.plan, layers.source, layers.encode, layers.workers, layers.device,
                           self.prepared, stage, items,
                           self._streams(stage))  # fmt: skip
         texts, squares = layers.texts, layers.plan.recipe.quantize.method == SWEEP
-        in_mtp = number is None and stage != HEAD
+        in_mtp = number is None and stage not in ENDS
         tokens = texts.tokens - len(texts.chunks) if in_mtp else texts.tokens
         self.observer = Hessians(
             encoder.numbers, tokens, encoder.experts, encoder.finished, squares=squares
         )
-        if number is not None:
-            self.observed.layer(number, self.x)
+        if x is None:
+            encoder.finished(embedding_sums(self.observed))
+        elif number is not None:
+            self.observed.layer(number, x)
         elif stage == HEAD:
-            self.observed.hidden(self.x)
+            self.observed.hidden(x)
         else:
-            self.observed.mtp(self.stored.hidden(self.x))
+            self.observed.mtp(self.stored.hidden(x))
         return encoder.close()
+
+    def _stream_before(self, layer: int | None) -> Tensor:
+        """Return what a layer reads of the artifact; None: what comes after all of them."""
+        if self.x is None:
+            self.x = self.stored.embedded()
+        before = len(self.stored.config.layer_types) if layer is None else layer
+        for i in range(self.at, before):
+            self.x, self.at = self.stored.layer(i, self.x), i + 1
+        return self.x
 
     def _streams(self, stage: str) -> Streams:
         """Return how rows make up for one another that are added to the stream in a layer."""
-        coupled = self.layers.plan.recipe.quantize.method == GPTQ and stage != HEAD
+        coupled = self.layers.plan.recipe.quantize.method == GPTQ and stage not in ENDS
         return Streams.of(self.observed, layer_of(stage)) if coupled else Streams()

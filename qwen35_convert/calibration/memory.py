@@ -29,7 +29,7 @@ from formats.checkpoint import MAX_MAPPED, Checkpoint
 from formats.family.roles import EXPERT
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit
-from qwen35_convert.planning.calibrated import HEAD, adds_to_stream, stage_of, stages
+from qwen35_convert.planning.calibrated import ENDS, adds_to_stream, stage_of, stages
 from qwen35_convert.planning.plan import Item, Plan
 from qwen35_convert.recipe.parts import GPTQ, NEAREST
 from qwen35_convert.run.memory import MARGIN, resident
@@ -75,7 +75,7 @@ def calibration_bytes(plan: Plan, source: Checkpoint, tokens: int, workers: int)
         stage, nbytes = stage_of(name), 4 * prod(atom.shape)
         if atom.role == EXPERT:
             experts.append(3 * nbytes)
-        elif stage not in {None, HEAD}:
+        elif stage is not None and stage not in ENDS:
             layers[stage] += nbytes
             rows[atom.matrix] += atom.shape[0]
     at_work = max(experts) + 4 * LIKE_IT * min(tokens, GROUP) * max(rows.values(), default=0)
@@ -133,7 +133,7 @@ def device_bytes(plan: Plan, source: Checkpoint, tokens: int) -> int:
     layers: dict[str, int] = {}
     for name, atom in source.layout.atoms.items():
         stage = stage_of(name)
-        if stage not in {None, HEAD}:
+        if stage is not None and stage not in ENDS:
             layers[stage] = layers.get(stage, 0) + 4 * prod(atom.shape)
     atoms = [plan.items[i].atom for items in stages(plan).values() for i in items]
     shapes = [(atom.shape[-2], atom.shape[-1], atom.role == EXPERT) for atom in atoms]

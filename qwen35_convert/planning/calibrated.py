@@ -1,8 +1,9 @@
-"""Which weights of a plan a text calibrates: linears of layers, and the head, by their schemes.
+"""Which weights of a plan a text calibrates: linears, embedding and head, by their schemes.
 
-The input of the head is collected when all layers have been run; that of a head which is the
-embedding, and those of several tokens' heads beyond the first layer, are not: these get the nearest
-codes, and a note says so.
+GPTQ begins with the embedding, since all layers run on it: by what reads its rows, and where it is
+the head, too, by the inputs that the source's has. The input of another head is collected when all
+layers have been run. Those of several tokens' heads beyond the first layer are not: these get the
+nearest codes, and a note says so.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from quant.registry import SCHEMES
 from quant.scheme import Scheme
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.plan import Item, Plan
-from qwen35_convert.recipe.parts import NEAREST
+from qwen35_convert.recipe.parts import GPTQ, NEAREST
 from qwen35_convert.recipe.recipe import Recipe
 
 # What a walk through the layers runs: the text model's, and the first of the MTP head.
 STAGE = re.compile(r"(layers\.\d+|mtp\.layers\.0)\.")
-# A stage of its own, after the layers.
-HEAD = "lm_head"
+# Stages of their own, before the layers and after them.
+EMBEDDING, HEAD = ENDS = ("embed_tokens", "lm_head")
 # Linears of a layer whose outputs are added to the residual stream: those of its mixer, and all.
 MIXED = frozenset({"o_proj", "out_proj"})
 STREAM = MIXED | {"down_proj"}
@@ -30,9 +31,9 @@ Written = tuple[Atom, Scheme]
 
 
 def stage_of(name: str) -> str | None:
-    """Return what a weight is run with: `layers.3`, `lm_head`, `mtp.layers.0`; None: nothing."""
+    """Return what a weight is run with: `layers.3`, `mtp.layers.0`, an end; None: nothing."""
     match = STAGE.match(name)
-    return match[1] if match else HEAD if name == HEAD else None
+    return match[1] if match else name if name in ENDS else None
 
 
 def layer_of(stage: str) -> int | None:
@@ -48,13 +49,15 @@ def adds_to_stream(name: str) -> bool:
 
 def method_of(recipe: Recipe, atom: Atom, scheme: Scheme) -> str:
     """Return how the codes of a weight are found."""
-    return recipe.quantize.method if scheme.calibrated and _is_walked(atom) else NEAREST
+    asked = recipe.quantize.method
+    able = scheme.calibrated and _is_walked(atom)
+    return asked if able and (asked == GPTQ or atom.name != EMBEDDING) else NEAREST
 
 
 def _is_walked(atom: Atom) -> bool:
-    """Whether the inputs of a weight are collected."""
-    linear = ROLES[atom.role].linear or atom.name == HEAD
-    return linear and stage_of(atom.name) is not None
+    """Whether it is known what errors of a weight come to."""
+    role = ROLES[atom.role]
+    return (role.linear or role.vocabulary) and stage_of(atom.name) is not None
 
 
 def stages(plan: Plan) -> dict[str, list[int]]:
@@ -133,4 +136,6 @@ def alone_notes(recipe: Recipe, written: Sequence[Written]) -> Iterator[str]:
 def stage_order(stage: str) -> tuple[int, int]:
     """Return what sorts stages as they are run."""
     layer = layer_of(stage)
-    return (0, layer) if layer is not None else (1 if stage == HEAD else 2, 0)
+    if layer is not None:
+        return 1, layer
+    return {EMBEDDING: 0, HEAD: 2}.get(stage, 3), 0

@@ -7,7 +7,7 @@ import torch
 
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.layerwise import Walk
-from runtime.stream import readers_grams
+from runtime.stream import embedding_gram, readers_grams
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 READERS = {
@@ -62,3 +62,16 @@ def test_the_head_reads_what_the_last_layer_adds(walk):
     last = len(walk.config.layer_types) - 1
     for layer, norm, own in ((last, "norm", f"layers.{last}."), (None, "mtp.norm", MTP)):
         check(walk, layer, expected(walk, norm, [walk.head]), own, None)
+
+
+def test_the_first_layer_reads_the_embedding(walk):
+    own = "layers.0."
+    parts = READERS[walk.config.layer_types[0]]
+    gram = expected(walk, own + "input_layernorm", [own + part for part in parts])
+    if walk.config.moe:
+        wanted = with_router(walk, gram, own)
+    else:
+        gate_up = [own + "mlp.gate_proj", own + "mlp.up_proj"]
+        wanted = gram + expected(walk, own + "post_attention_layernorm", gate_up)
+    found = embedding_gram(walk)
+    assert torch.allclose(over_mean(found), over_mean(wanted), rtol=1e-4, atol=1e-4)
