@@ -108,7 +108,7 @@ def test_a_tampered_weight_is_named(copy, nano_path, by_bounds, what, at):
 
 
 def test_predictions_are_nearer_than_by_importance(nano_path, tmp_path):
-    """But for the embedding, which is the head, too, and is not calibrated."""
+    """Of linears of layers: the embedding has tests of its own."""
     source, imatrix = open_checkpoint(nano_path), tmp_path / "imatrix.gguf"
     q.imatrix(nano_path, imatrix, chunks=4)
     rows = torch.tensor(text_ids(source, "default")[-1024:]).view(-1, 256)
