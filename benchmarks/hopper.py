@@ -118,7 +118,7 @@ def answers(model: Model, prompt: Tensor, steps: Tensor) -> list[Tensor]:
         rows = [Span([token], end + i, 0, 0)]
         if i % 2:  # the second sequence goes half as fast
             rows.append(Span([token], end + i // 2, 1, 1))
-        outputs.append(hidden_states(model, pools, Batch.pack([rows], [], model.device)))
+        outputs.append(hidden_states(model, pools, Batch.pack(rows, [], model.device)))
     return [x.float().cpu() for x in outputs]
 
 

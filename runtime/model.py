@@ -101,6 +101,7 @@ class Mlp:
 
 FeedForward = Mlp | MoeWeights
 Update = Tensor | Pairs | Parts
+DRAFTED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,15 @@ class Model:
     def dtype(self) -> torch.dtype:
         """Return the model dtype: that of the residual stream."""
         return self.embed.dtype
+
+    @property
+    def draft_head(self) -> Weight:
+        """Return the rows of the head that drafts are chosen from: all, unless it is tied.
+
+        Small models tie it. It is a third of the bytes of a step of 0.8B, and would be read again
+        for each draft. Tokens are numbered by how common they are, so the first do for most drafts.
+        """
+        return self.embed[:DRAFTED] if self.head is self.embed else self.head
 
 
 @dataclass(frozen=True)
@@ -194,6 +204,11 @@ def draft_states(model: Model, pools: Pools, batch: Batch, hidden_TH: Tensor) ->
 def logits(model: Model, hidden_TH: Tensor) -> Tensor:
     """Return the logits [T, V] in the model dtype."""
     return linear(hidden_TH, model.head)
+
+
+def draft_logits(model: Model, hidden_TH: Tensor) -> Tensor:
+    """Return the logits [T, D] of the tokens that are drafted, the first of the vocabulary."""
+    return linear(hidden_TH, model.draft_head)
 
 
 def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> Tensor:
@@ -296,12 +311,10 @@ def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context)
     """Return the rule's gated output [T, V, v]: decode rows in steps, the rest in chunks."""
     rule, batch, parts = rule_of(w, context.config), context.batch, []
     inputs = qkv, z, a, b = rule_inputs(qkvz, ba, w, context)
-    for rows, slots, before in batch.steps():
-        if before is not None:
-            for pool in pools:
-                pool.index_copy_(0, slots, pool.index_select(0, before))
-        at, copied = (*pools, slots), before is not None
-        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *at, copied=copied))
+    if batch.num_decodes:
+        rows = slice(0, batch.num_decodes)
+        at = batch.sources, batch.states[rows]
+        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *pools, *at))
     if batch.num_prefills:
         prompts = rule_prompts(inputs, w, pools, context)
         parts.append(gated_rmsnorm(*prompts, w.norm, rule.eps))
@@ -353,7 +366,7 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     q, gate = split_query_gate(query_gate, heads, dim)
     k, v = k.view(-1, kv_heads, dim), v.view(-1, kv_heads, dim)
     rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
-    rows = Heads(batch.num_decodes, batch.newest, kv_heads, batch.num_prefills > 0)
+    rows = Heads(batch.num_decodes, batch.each, kv_heads, batch.num_prefills > 0)
     if w.cache is None and _attention(rows) is attention_step:
         at = batch.slots, batch.lengths
         return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
@@ -368,8 +381,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
     parts = []
     if batch.num_decodes:
-        rows, newest = (batch.slots[decodes], batch.lengths), batch.newest
-        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows, newest))
+        at = batch.slots[decodes], batch.lengths, batch.each
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *at))
     if batch.num_prefills:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))

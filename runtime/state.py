@@ -15,8 +15,7 @@ have an inner size below the width of its convolution.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
@@ -38,7 +37,7 @@ def conv_channels(config: Config) -> int:
 class Room:
     """How many sequences of how many tokens there is room for.
 
-    spares      states without keys and values: where the state after a draft token is tried out
+    spares      states without keys and values: where the states after drafted tokens are tried out
     mtp_layers  attention layers of the MTP head, whose keys and values come last
     """
 
@@ -142,76 +141,63 @@ PADDING = Span([0], 0, -1, -1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed tokens [T] of many sequences: first single tokens to decode, then longer prefills.
+    """Packed tokens [T] of many sequences: first rows to decode, then longer prefills.
 
-    waves           how many decode rows run at once; they sum to D. The rows of a later wave are
-                    the next tokens of the sequences of the one before, and start from copies of
-                    their states, so that both states are left
+    each            how many decode rows a sequence has: its next tokens, one after another
     packed          all the others one after another; they are views on it
     ids, positions  [T]; position is the token's place in its sequence
     token_slots     [T] the slot of each token
-    slots, states   [D+N] for each of D decode rows, then each of N prefilled sequences
+    slots, states   [D+N] for each of D decode rows, then each of N prefilled sequences; a row
+                    leaves the state after its token in its own
+    sources         [D/each] the state that a sequence's first row continues: its own, if it has
+                    but one, or any of its rows'
     cu_seqlens      [N+1] bounds of the prefills, from 0, counted after the decode rows
     starts          [N] position of the first token of each prefill
     lengths         [D] tokens of each decode row's sequence, its own included
-    newest          how many decode rows one slot has at most: so many of its tokens are new
     """
 
-    waves: tuple[int, ...]
-    newest: int
+    each: int
     packed: Tensor
     ids: Tensor
     positions: Tensor
     token_slots: Tensor
     slots: Tensor
     states: Tensor
+    sources: Tensor
     cu_seqlens: Tensor
     starts: Tensor
     lengths: Tensor
 
     @staticmethod
     def pack(
-        waves: Sequence[Sequence[Span]], prefills: Sequence[Span], device: torch.device
+        decodes: Sequence[Span], prefills: Sequence[Span], device: torch.device, *, each: int = 1
     ) -> Batch:
-        """Return the batch; everything reaches the device in one copy."""
-        parts = _parts(waves, prefills)
+        """Return the batch; everything reaches the device in one copy.
+
+        decodes  `each` rows of a sequence, then those of the next; it continues the first's state
+        """
+        parts = _parts(decodes, prefills, each)
         packed = torch.empty(sum(map(len, parts)), dtype=torch.int64, device=device)
         send(list(chain(*parts)), packed)
-        tensors = torch.split(packed, [len(part) for part in parts])
-        return Batch(tuple(len(wave) for wave in waves), _newest(waves), packed, *tensors)
+        return Batch(each, packed, *torch.split(packed, [len(part) for part in parts]))
 
-    def fill(self, waves: Sequence[Sequence[Span]]) -> None:
+    def fill(self, decodes: Sequence[Span]) -> None:
         """Put other decode rows, as many, in the place of those that are there."""
-        assert _newest(waves) <= self.newest, "a slot has more rows than the batch was packed for"
-        send(list(chain(*_parts(waves, []))), self.packed)
+        send(list(chain(*_parts(decodes, [], self.each))), self.packed)
 
     @property
     def num_decodes(self) -> int:
         """Number of decode rows."""
-        return sum(self.waves)
+        return self.lengths.shape[0]
 
     @property
     def num_prefills(self) -> int:
         """Number of prefilled sequences."""
-        return self.slots.shape[0] - self.num_decodes
-
-    def steps(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Yield for each wave its rows, their states, and the states that they continue."""
-        start, before = 0, None
-        for count in self.waves:
-            rows = slice(start, start + count)
-            yield rows, self.states[rows], before
-            start, before = start + count, self.states[rows]
+        return self.starts.shape[0]
 
 
-def _newest(waves: Sequence[Sequence[Span]]) -> int:
-    slots = Counter(span.slot for wave in waves for span in wave if span.slot >= 0)
-    return max(slots.values(), default=1)
-
-
-def _parts(waves: Sequence[Sequence[Span]], prefills: Sequence[Span]) -> list[list[int]]:
+def _parts(decodes: Sequence[Span], prefills: Sequence[Span], each: int) -> list[list[int]]:
     """Return the fields of a batch after `packed`."""
-    decodes = [span for wave in waves for span in wave]
     spans = [*decodes, *prefills]
     return [
         [token for span in spans for token in span.ids],
@@ -219,6 +205,7 @@ def _parts(waves: Sequence[Sequence[Span]], prefills: Sequence[Span]) -> list[li
         [span.slot for span in spans for _ in span.ids],
         [span.slot for span in spans],
         [span.state for span in spans],
+        [span.state for span in decodes[::each]],
         [0, *accumulate(len(span.ids) for span in prefills)],
         [span.start for span in prefills],
         [span.start + 1 for span in decodes],

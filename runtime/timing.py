@@ -36,7 +36,7 @@ def decode_time(model: Model, batch: int, context: int, repeat: int = 20) -> Tim
     for pool in (state.recurrent, state.conv, state.keys, state.values):
         pool.normal_()
     spans = [Span([i % model.config.sizes["V"]], context - 1, i, i) for i in range(batch)]
-    rows, pools = Batch.pack([spans], [], model.device), state.pools()
+    rows, pools = Batch.pack(spans, [], model.device), state.pools()
     return _timed(lambda: logits(model, hidden_states(model, pools, rows)), model, repeat)
 
 

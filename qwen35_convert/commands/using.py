@@ -105,8 +105,9 @@ def run(
         typer.Option(help="float32 or bfloat16.", show_default="float32; bfloat16 on a GPU"),
     ] = None,
     speculate: Annotated[
-        bool, typer.Option("--speculate", help="Draft tokens with the MTP head.")
-    ] = False,
+        int,
+        typer.Option(min=0, max=3, help="Tokens that the MTP head drafts in each step; 0: none."),
+    ] = 0,
 ) -> None:
     """Generate text from an artifact.
 

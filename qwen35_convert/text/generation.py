@@ -25,7 +25,7 @@ class Prompt:
 
     chat         render the text as a user's turn of the chat template
     temperature  0 is greedy
-    speculate    draft with the MTP head; the greedy text is the same
+    speculate    how many tokens the MTP head drafts in a step; the text is the same
     dtype        float32 or bfloat16; None: float32 on a CPU, the artifact's on a GPU
     """
 
@@ -34,7 +34,7 @@ class Prompt:
     max_tokens: int = MAX_TOKENS
     temperature: float = 0.0
     seed: int = 0
-    speculate: bool = False
+    speculate: int = 0
     dtype: str | None = None
 
 

@@ -114,15 +114,15 @@ class OneToken(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The delta rule for one token of each sequence.
+    """The delta rule for the next tokens of each sequence.
 
     states  rows times value heads
-    copied  the states were copied just before
+    each    tokens of a sequence
     """
 
     gpu: bool
     states: int
-    copied: bool
+    each: int
 
 
 class RuleOutput(NamedTuple):
@@ -142,12 +142,12 @@ class Heads(NamedTuple):
     """Attention of a batch.
 
     rows     of decoding
-    newest   how many of them one slot has at most
+    each     how many of them a slot has
     prompts  parts of prompts are in the batch
     """
 
     rows: int
-    newest: int
+    each: int
     kv_heads: int
     prompts: bool
 

@@ -117,9 +117,9 @@ TILES_OF_CODES = When(
     lambda case: case.form == FP8_BLOCK and case.hidden % GROUP == case.inner % GROUP == 0,
 )
 ABSORBED = When("shared expert in the stack", lambda case: case.absorbed)
-FEW_STATES_OR_COPIES = When(
-    f"fewer than {FEW_STATES} states, or copied just before",
-    lambda case: case.copied or case.states < FEW_STATES,
+FEW_STATES_OR_SEVERAL = When(
+    f"fewer than {FEW_STATES} states, or several tokens of a sequence",
+    lambda case: case.each > 1 or case.states < FEW_STATES,
 )
 CODES_ONLY = When(
     "prompts only, heads of 128, codes taken",
@@ -128,7 +128,7 @@ CODES_ONLY = When(
 FEW_DECODES = When(
     f"decoding only, a row for each slot, {FEW_KEY_HEADS} key heads or fewer",
     lambda case: (
-        not case.prompts and case.newest == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
+        not case.prompts and case.each == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
     ),
 )
 SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
@@ -252,11 +252,11 @@ ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (
     Row("moe.layer.moe_block", (unless(GPU, ABSORBED),), "by EXPERTS, the norm before it"),
 ))  # fmt: skip
 
-RULE_STEP = Operation("the delta rule for one token of each sequence", Step, (
+RULE_STEP = Operation("the delta rule for the next tokens of each sequence", Step, (
     Row("delta_rule.mixed_step.mixed_step_reference", (NO_GPU,), "plain torch"),
-    Row("delta_rule.mixed_step.convolved_within", (GPU, FEW_STATES_OR_COPIES),
+    Row("delta_rule.mixed_step.convolved_within", (GPU, FEW_STATES_OR_SEVERAL),
         "two kernels, where a third one costs more than its bytes"),
-    Row("delta_rule.mixed_step.convolved_before", (GPU, unless(FEW_STATES_OR_COPIES)),
+    Row("delta_rule.mixed_step.convolved_before", (GPU, unless(FEW_STATES_OR_SEVERAL)),
         "convolved once, normed by the rule: 148 for 150, 64 sequences of 27B"),
 ))  # fmt: skip
 

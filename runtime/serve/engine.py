@@ -143,7 +143,7 @@ class Engine:
         self, rows: list[Span], prefills: list[Span], ends: list[int], *, sampled: bool
     ) -> None:
         """Run a batch with prompts in it, whose rows `ends` give tokens."""
-        batch = Batch.pack([rows] if rows else [], prefills, self.model.device)
+        batch = Batch.pack(rows, prefills, self.model.device)
         ids = batch.ids[: len(rows)]
         self.sampler.take(batch.slots[: len(rows)], out=ids)
         if not ends:
@@ -196,11 +196,11 @@ def generate(
     *,
     sampling: Sampling = GREEDY,
     stop: frozenset[int] = frozenset(),
-    speculate: bool = False,
+    speculate: int = 0,
 ) -> Iterator[int]:
     """Yield the tokens that follow a prompt, one by one, the one of `stop` that ends it included.
 
-    speculate  draft with the MTP head: the same tokens sooner
+    speculate  how many tokens the MTP head drafts in a step: the same text sooner; 0: none
 
     RequestError if the prompt is empty or strange to the model, or there is no MTP head to draft.
     LogitsError at the first token whose logits are NaN or infinite.
@@ -208,7 +208,7 @@ def generate(
     request = Request(prompt, max_tokens, sampling, stop)
     check_ids(prompt, model)
     if speculate:
-        return Speculation(model, request).run()
+        return Speculation(model, request, speculate).run()
     engine = Engine(model, slots=1, max_len=request.longest)
     engine.add(request)
     return _run_alone(engine)

@@ -83,7 +83,7 @@ class DecodeRows:
         record: bool,
     ) -> None:
         self.model, self.pools, self.sampler, self.sampled = model, pools, sampler, sampled
-        self.batch = Batch.pack([[PADDING] * size], [], model.device)
+        self.batch = Batch.pack([PADDING] * size, [], model.device)
         self.one = torch.zeros_like(self.batch.slots)
         self.following = [(-1, 0)] * size
         self.step = Recorded(self._step, record=record)
@@ -93,7 +93,7 @@ class DecodeRows:
         padding = [PADDING] * (len(self.following) - len(rows))
         filled = [*rows, *padding]
         if [(row.slot, row.start) for row in filled] != self.following:
-            self.batch.fill([filled])
+            self.batch.fill(filled)
             self.one.copy_(self.batch.slots >= 0)
         self.step()
         self.following = [(row.slot, row.start + (row.slot >= 0)) for row in filled]

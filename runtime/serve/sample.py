@@ -124,7 +124,8 @@ def draw(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
     at_R         [R] float64
     """
     temperature, top_k, top_p = settings_R3.T[..., None]
-    ordered, order = logits_RV.double().sort(stable=True, dim=-1, descending=True)
+    ordered, order = logits_RV.sort(stable=True, dim=-1, descending=True)
+    ordered = ordered.double()  # after the sort, which takes as long as its numbers have bits
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     p = (
         ((ordered - ordered[:, :1]) / temperature)

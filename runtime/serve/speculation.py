@@ -1,17 +1,18 @@
-"""One sequence with a drafted token in every step (speculative decoding).
+"""One sequence with drafted tokens in every step (speculative decoding).
 
-    tokens    = choose(model(last, draft))             two rows, the second from a copy of the state
-    accepted  = tokens[0] == draft
-    draft'    = MTP(hidden states, tokens)[accepted]
-    last'     = tokens[accepted]                       1 + accepted tokens are new
+    tokens    = choose(model(last, drafts))           1 + k rows, one after another, in one pass
+    accepted  = how many drafts are the tokens before them
+    drafts'   = MTP(hidden states, tokens)[accepted], and k - 1 times MTP of what it made itself
+    last'     = tokens[accepted]                      1 + accepted tokens are new
 
-The two rows are two waves of one step: whichever state turns out to be that of the accepted prefix
-is kept, and nothing is recomputed. A draft is accepted if it is the very token that would have
-been chosen, so the tokens are the same, sampled ones too.
+Every row leaves the state after its token in a place of its own: the next step continues from that
+of the last right one, and nothing is copied or computed again. A draft is accepted if it is the
+very token that would have been chosen, so the tokens are the same, sampled ones too.
 
-Source: Leviathan et al. 2023, with a draft of one token by the model's own head.
-Trap: after a rejected draft the second row's keys and values are wrong, in the model's layers and
-in the head's. They stand at the place that the next step writes first, before anything reads it.
+Source: Leviathan et al. 2023, with drafts of the model's own head.
+Trap: after a rejected draft the keys and values of the rows from it on are wrong, in the model's
+layers and in the head's. They stand at the places that the next step writes first, before anything
+reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RequestError
-from runtime.model import Model, draft_states, hidden_states, logits
+from runtime.model import Model, draft_logits, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
@@ -31,34 +32,40 @@ from runtime.state import Batch, Room, Span, State, send
 
 
 class Speculation:
-    """One request, whose steps compute its last token and the draft of the one after.
+    """One request, whose steps compute its last token and the drafts of those after.
 
-    Whether a draft is right the device decides, and goes on. The host learns of it while the next
+    How many drafts are right the device decides, and goes on. The host learns of it while the next
     step runs, and that step may turn out to be one too many: it has room of its own.
 
-    Its keys and values stay in slot 0. Its recurrent state moves between states 0 and 1: a step
-    leaves in one the state after its sure token, in the other the state after the draft as well.
-
-    tried              the batch of the two, the sure one first
+    drafts             how many a step tries
+    tried              the batch of last token and drafts; row n leaves its state in state n
+    ahead              a row of the MTP head alone, which drafts all but the first
     drafted, accepted  how many drafts were tried, and how many were right
     """
 
     def __init__(
-        self, model: Model, request: Request, chunk: int = 512, *, graphs: bool = True
+        self,
+        model: Model,
+        request: Request,
+        drafts: int = 1,
+        *,
+        chunk: int = 512,
+        graphs: bool = True,
     ) -> None:
+        if drafts < 1:
+            raise RequestError(f"drafts is {drafts}, expected at least 1")
         if model.mtp is None:
             raise RequestError("the checkpoint has no MTP head to draft tokens with")
-        self.model = model
-        self.request = request
-        self.chunk = chunk
+        self.model, self.request, self.drafts, self.chunk = model, request, drafts, chunk
         self.sampled = not request.sampling.greedy
-        room = Room(1, request.longest + 2, spares=1, mtp_layers=1)
+        # the step that is one too many may begin where all drafts of the one before were right
+        room = Room(1, request.longest + 3 * drafts - 1, spares=drafts, mtp_layers=1)
         self.state = State.allocate(model.config, room, device=model.device, dtype=model.dtype)
-        self.pools = self.state.pools()
+        self.pools, self.mtp_pools = self.state.pools(), self.state.mtp_pools()
         self.sampler = Sampler.allocate(1, room.max_len, model.device)
-        self.tried = Batch.pack(_waves(request.longest, slot=0), [], model.device)
-        # the same rows, all at once: the head is attention, which may see several of one slot
-        self.paired = replace(self.tried, waves=(2,))
+        rows = self._rows(request.longest)
+        self.tried = Batch.pack(rows, [], model.device, each=len(rows))
+        self.ahead = Batch.pack(rows[:1], [], model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
         self.drafted = self.accepted = 0
 
@@ -76,6 +83,10 @@ class Speculation:
             yield from self._deliver(arriving.values())
             if launched is not None:
                 arriving = launched
+
+    def _rows(self, start: int) -> list[Span]:
+        """Return the rows of a step: one at `start` and the drafts after it."""
+        return [Span([0], start + row, 0, row) for row in range(self.drafts + 1)]
 
     def _deliver(self, tokens: list[int]) -> list[int]:
         """Append and return what is wanted of a step's tokens, -1 being a draft in vain."""
@@ -99,12 +110,12 @@ class Speculation:
         self.sampler.start(request.slot, request.sampling, length - 1, request.max_tokens)
         ids = torch.zeros(length + 1, dtype=torch.int64, device=self.model.device)
         send(request.prompt, ids[:length])
-        self.tried.fill(_waves(length, slot=request.slot))
-        drafted = self._prefill_part(ids)
+        self.tried.fill(self._rows(length))
+        hidden = self._prefill_part(ids)
         while request.computed < length:
-            drafted = self._prefill_part(ids)
-        draft = logits(self.model, drafted[-1:]).argmax(-1)
-        self.tried.ids.copy_(torch.cat([ids[length:].clamp(min=0), draft]))
+            hidden = self._prefill_part(ids)
+        drafts = self._draft(hidden[-1:], self.tried.positions[:1] - 1)
+        self.tried.ids.copy_(torch.cat([ids[length:].clamp(min=0), drafts]))
         return Arriving(ids[length:])
 
     def _prefill_part(self, ids: Tensor) -> Tensor:
@@ -120,19 +131,30 @@ class Speculation:
         if request.computed == len(request.prompt):
             ids[-1:] = self._choose(hidden[-1:], batch)
         following = replace(batch, ids=ids[span.start + 1 : request.computed + 1].clamp(min=0))
-        return draft_states(self.model, self.state.mtp_pools(), following, hidden)
+        return draft_states(self.model, self.mtp_pools, following, hidden)
 
     def _step(self) -> Tensor:
-        """Return the tokens [2] after both rows, the second -1 if it follows a wrong draft."""
+        """Return the tokens [1 + k] after the rows, -1 where they follow a wrong draft."""
         tried = self.tried
         hidden = hidden_states(self.model, self.pools, tried)
         tokens = self._choose(hidden, tried)
-        right = (tokens[:1] == tried.ids[1:]).long()
+        right = (tokens[:-1] == tried.ids[1:]).long().cumprod(0).sum(0, keepdim=True)
         torch.clamp(tokens, min=0, out=tried.ids)
-        drafted = draft_states(self.model, self.state.mtp_pools(), self.paired, hidden)
-        draft = logits(self.model, drafted.index_select(0, right)).argmax(-1)
-        self._move_on(torch.cat([tried.ids.index_select(0, right), draft]), right)
-        return torch.cat([tokens[:1], tokens[1:].masked_fill(right == 0, -1)])
+        drafted = draft_states(self.model, self.mtp_pools, tried, hidden).index_select(0, right)
+        drafts = self._draft(drafted, tried.positions[:1] + right)
+        self._move_on(torch.cat([tried.ids.index_select(0, right), drafts]), right)
+        return tokens.masked_fill(torch.arange(len(tokens), device=tokens.device) > right, -1)
+
+    def _draft(self, hidden_1H: Tensor, place_1: Tensor) -> Tensor:
+        """Return the drafts [k] that follow the head's hidden state at a place."""
+        drafts = [draft_logits(self.model, hidden_1H).argmax(-1)]
+        for number in range(1, self.drafts):
+            self.ahead.ids.copy_(drafts[-1])
+            torch.add(place_1, number, out=self.ahead.positions)
+            torch.add(place_1, number + 1, out=self.ahead.lengths)
+            hidden_1H = draft_states(self.model, self.mtp_pools, self.ahead, hidden_1H)
+            drafts.append(draft_logits(self.model, hidden_1H).argmax(-1))
+        return torch.cat(drafts)
 
     def _move_on(self, ids: Tensor, right: Tensor) -> None:
         """Begin the next step after the tokens of this one, which are `right` + 1."""
@@ -140,15 +162,10 @@ class Speculation:
         tried.ids.copy_(ids)
         tried.positions.add_(right + 1)
         tried.lengths.add_(right + 1)
-        tried.states.copy_(torch.where(right > 0, tried.states.flip(0), tried.states))
+        tried.sources.copy_(tried.states.index_select(0, right))
 
     def _choose(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Return the tokens after the last rows of a batch, whose hidden states these are."""
         slots, places = (x[-len(hidden) :] for x in (batch.token_slots, batch.positions))
         scores = logits(self.model, hidden)
         return self.sampler.choose(scores, slots, places, sampled=self.sampled)
-
-
-def _waves(start: int, *, slot: int) -> list[list[Span]]:
-    """Return the waves of a step: one row at `start` and one after it."""
-    return [[Span([0], start + row, slot, row)] for row in range(2)]

@@ -83,7 +83,7 @@ def run(model: Model, ids: Sequence[int], state: State, *, slot=0, cuts=(), deco
             parts.append(hidden_states(model, pools, Batch.pack([], [span], model.device)))
     for at in range(len(ids) - decode, len(ids)):
         span = Span(ids[at : at + 1], at, slot, slot)
-        parts.append(hidden_states(model, pools, Batch.pack([[span]], [], model.device)))
+        parts.append(hidden_states(model, pools, Batch.pack([span], [], model.device)))
     return logits(model, torch.cat(parts))
 
 

@@ -132,7 +132,7 @@ def test_a_mixed_batch_gives_each_sequence_what_it_gets_alone(tiny):
         run(model, ids[:length], state, slot=slot)
     one = [Span(ids[30:31], 30, 0, 0), Span([5], 0, -1, -1), Span(ids[9:10], 9, 1, 1)]
     more = [Span(ids[64:75], 64, 2, 2), Span(ids[:17], 0, 3, 3)]
-    got = hidden_states(model, state.pools(), Batch.pack([one], more, model.device))
+    got = hidden_states(model, state.pools(), Batch.pack(one, more, model.device))
     alone = full(model, ids)
     rows = logits(model, got)
     expected = torch.cat([alone[[30, 30, 9]], alone[64:75], alone[:17]])
@@ -141,19 +141,28 @@ def test_a_mixed_batch_gives_each_sequence_what_it_gets_alone(tiny):
 
 
 @torch.no_grad()
-def test_a_later_wave_continues_a_copy_of_the_state(tiny):
-    """After one step of two waves both states are there: with the second token and without."""
+def test_rows_of_a_sequence_leave_a_state_each(tiny):
+    """Two sequences of three rows; then each goes on from another one of its states."""
     _, model, ids, expected = tiny
-    state, other = pools_for(model, spares=1), pools_for(model)
-    run(model, ids[:40], state)
-    waves = [[Span(ids[40:41], 40, 0, 0)], [Span(ids[41:42], 41, 0, 2)]]
-    got = hidden_states(model, state.pools(), Batch.pack(waves, [], model.device))
-    assert distance(logits(model, got), expected[40:42]) < FLOAT32
-    for slot, length in ((0, 41), (2, 42)):
+    state, other = pools_for(model, spares=4), pools_for(model)
+    for slot, length in ((0, 40), (1, 9)):
+        run(model, ids[:length], state, slot=slot)
+    first = [Span(ids[n : n + 1], n, 0, s) for n, s in ((40, 0), (41, 2), (42, 3))]
+    first += [Span(ids[n : n + 1], n, 1, s) for n, s in ((9, 1), (10, 4), (11, 5))]
+    batch = Batch.pack(first, [], model.device, each=3)
+    got = hidden_states(model, state.pools(), batch)
+    assert distance(logits(model, got), expected[[40, 41, 42, 9, 10, 11]]) < FLOAT32
+    for at, length in ((0, 41), (2, 42), (3, 43), (1, 10), (4, 11), (5, 12)):
         run(model, ids[:length], other, slot=1)
-        assert distance(state.recurrent[slot], other.recurrent[1]) < FLOAT32
-        assert distance(state.conv[slot], other.conv[1]) < FLOAT32
+        assert distance(state.recurrent[at], other.recurrent[1]) < FLOAT32
+        assert distance(state.conv[at], other.conv[1]) < FLOAT32
         other.recurrent[1] = other.conv[1] = 0
+    batch.fill(
+        [Span([ids[n]], n, s, a) for n, s, a in ((42, 0, 0), (43, 0, 2), (44, 0, 3))] + first[3:]
+    )
+    batch.sources.copy_(torch.tensor([2, 1]))
+    got = hidden_states(model, state.pools(), batch)
+    assert distance(logits(model, got)[:3], expected[42:45]) < FLOAT32
 
 
 def test_280_tokens_pass_through_experts_smaller_than_the_convolution(tmp_path):

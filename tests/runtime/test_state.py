@@ -123,15 +123,16 @@ def test_keys_of_a_former_sequence_are_never_read(model):
 
 
 def test_a_batch_puts_decodes_first_and_counts_prefills_from_zero():
-    waves = [[Span([7], 4, 0, 0), Span([8], 9, 2, 2)], [Span([9], 5, 0, 3)]]
+    decodes = [Span([7], 4, 0, 0), Span([8], 5, 0, 2), Span([9], 9, 3, 3), Span([6], 10, 3, 5)]
     prefills = [Span([1, 2, 3], 64, 1, 1), Span([4, 5], 0, 4, 4)]
-    batch = Batch.pack(waves, prefills, torch.device("cpu"))
-    assert batch.ids.tolist() == [7, 8, 9, 1, 2, 3, 4, 5]
-    assert batch.positions.tolist() == [4, 9, 5, 64, 65, 66, 0, 1]
-    assert batch.token_slots.tolist() == [0, 2, 0, 1, 1, 1, 4, 4]
-    assert batch.slots.tolist() == [0, 2, 0, 1, 4]
-    assert batch.states.tolist() == [0, 2, 3, 1, 4]
+    batch = Batch.pack(decodes, prefills, torch.device("cpu"), each=2)
+    assert batch.ids.tolist() == [7, 8, 9, 6, 1, 2, 3, 4, 5]
+    assert batch.positions.tolist() == [4, 5, 9, 10, 64, 65, 66, 0, 1]
+    assert batch.token_slots.tolist() == [0, 0, 3, 3, 1, 1, 1, 4, 4]
+    assert batch.slots.tolist() == [0, 0, 3, 3, 1, 4]
+    assert batch.states.tolist() == [0, 2, 3, 5, 1, 4]
+    assert batch.sources.tolist() == [0, 3]
     assert batch.cu_seqlens.tolist() == [0, 3, 5]
     assert batch.starts.tolist() == [64, 0]
-    assert batch.lengths.tolist() == [5, 10, 6]
-    assert (batch.num_decodes, batch.num_prefills) == (3, 2)
+    assert batch.lengths.tolist() == [5, 6, 10, 11]
+    assert (batch.num_decodes, batch.num_prefills) == (4, 2)

@@ -75,19 +75,32 @@ def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Ten
 
 
 @jit
-def older_taps(weight, history, c, inside, K: tl.constexpr):
-    """Return the sum of all products of channels c but those of the current token, oldest first."""
-    total = tl.zeros(c.shape, tl.float32)
+def numbers(at, inside, step, COUNT: tl.constexpr):
+    """Return a tuple of what lies at `at` and `step` apart from there on, in float32."""
+    found = ()
+    for j in tl.static_range(COUNT):
+        found += (tl.load(at + j * step, mask=inside, other=0.0).to(tl.float32),)
+    return found
+
+
+@jit
+def older_taps(inputs, weights, first: tl.constexpr, K: tl.constexpr):
+    """Return the sum of K - 1 products from input `first` on, oldest first: all but the newest."""
+    total = tl.zeros_like(weights[0])
     for j in tl.static_range(K - 1):
-        h_C = tl.load(history + j, mask=inside, other=0.0).to(tl.float32)
-        total += h_C * tl.load(weight + c * K + j, mask=inside, other=0.0).to(tl.float32)
+        total += inputs[first + j] * weights[j]
     return total
 
 
 @jit
-def last_tap(weight, c, inside, K: tl.constexpr):
-    """Return what the current inputs of channels c are multiplied with, in float32."""
-    return tl.load(weight + c * K + K - 1, mask=inside, other=0.0).to(tl.float32)
+def taps_before(weight, history, c, inside, K: tl.constexpr):
+    """Return the taps of channels c, their K - 1 inputs so far, and these multiplied and summed.
+
+    history  where that of channel 0 lies
+    """
+    weights = numbers(weight + c * K, inside, 1, K)
+    inputs = numbers(history + c * (K - 1), inside, 1, K - 1)
+    return weights, inputs, older_taps(inputs, weights, 0, K)
 
 
 @jit
@@ -97,14 +110,38 @@ def mixed(x_C, total, w_C, y):
 
 
 @jit
-def shift_history(x_C, history, inside, K: tl.constexpr, BJ: tl.constexpr):
-    """Drop the oldest inputs of some channels and append x_C."""
-    j = tl.arange(0, BJ)[None, :]
-    at, inside = history[:, None] + j, inside[:, None]
-    old = tl.load(at + 1, mask=inside & (j < K - 2), other=0.0)
-    kept = tl.where(j < K - 2, old, x_C.to(history.dtype.element_ty)[:, None])
-    tl.debug_barrier()  # another warp may still read what this one overwrites
-    tl.store(at, kept, mask=inside & (j < K - 1))
+def convolved(inputs, weights, older, y, EACH: tl.constexpr, K: tl.constexpr):
+    """Return a tuple of silu of the convolution at each token, rounded to the dtype of `y`.
+
+    inputs  K - 1 before the first token, and those of the tokens; older: the first's `older_taps`
+    """
+    outputs = ()
+    for token in tl.static_range(EACH):
+        total = older if token == 0 else older_taps(inputs, weights, token, K)
+        y_C = mixed(inputs[K - 1 + token], total, weights[K - 1], y)
+        outputs += (y_C.to(tl.float32),)
+    return outputs
+
+
+@jit
+def history_after(x, x_row, history, inside, token: tl.constexpr, K: tl.constexpr, J: tl.constexpr):
+    """Return the last inputs [C, J] of some channels after a token, whose first K - 1 count.
+
+    x, history  where the channels' inputs of token 0 lie, and those before it
+    """
+    j = tl.arange(0, J)[None, :] + token + 1
+    inside = inside[:, None]
+    old = tl.load(history[:, None] + j, mask=inside & (j < K - 1), other=0.0)
+    new_at = x[:, None] + (j - (K - 1)).to(tl.int64) * x_row
+    new = tl.load(new_at, mask=inside & (j >= K - 1) & (j < K + token), other=0.0)
+    return tl.where(j < K - 1, old, new.to(history.dtype.element_ty))
+
+
+@jit
+def store_history(kept, history, inside, K: tl.constexpr):
+    """Store what `history_after` returned."""
+    j = tl.arange(0, kept.shape[1])[None, :]
+    tl.store(history[:, None] + j, kept, mask=inside[:, None] & (j < K - 1))
 
 
 @jit
@@ -126,9 +163,13 @@ def _step_kernel(
     slot = tl.load(slots + b).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < tl.where(slot >= 0, C, 0)
-    history = pool + slot * pool_row + c * (K - 1)
-    total, w_C = older_taps(weight, history, c, inside, K), last_tap(weight, c, inside, K)
+    history = pool + slot * pool_row
+    weights, _, total = taps_before(weight, history, c, inside, K)
     wait_for_inputs()
-    x_C = tl.load(x + b * x_row + c, mask=inside, other=0.0)
-    tl.store(y + b * C + c, mixed(x_C, total, w_C, y), mask=c < C)
-    shift_history(x_C, history, inside, K, BJ)
+    x_at = x + b * x_row + c
+    x_C = tl.load(x_at, mask=inside, other=0.0)
+    tl.store(y + b * C + c, mixed(x_C, total, weights[K - 1], y), mask=c < C)
+    history += c * (K - 1)
+    kept = history_after(x_at, x_row, history, inside, 0, K, BJ)
+    tl.debug_barrier()  # another warp may still read what this one overwrites
+    store_history(kept, history, inside, K)

@@ -1,4 +1,4 @@
-"""What one token goes through between the projections of a delta-rule layer.
+"""What the next tokens of sequences go through between the projections of a delta-rule layer.
 
 Chosen for: `RULE_STEP`, that is all decoding, in two kernels of its own or by those of others.
 
@@ -9,10 +9,14 @@ program for some columns of a head, which convolves the inputs of that head itse
 whole heads and updates the histories, which no program reads any more by then. With many sequences
 conv1d_step runs first, and a program of step has a whole head, which it norms.
 
+A sequence may have several tokens, drafted ones. They pass one after another through a state that
+stays in registers, and each leaves state and history in a slot of its own: whichever of them turns
+out to be the last right one, the next step continues from its slot, and nothing is copied.
+
 Source, traps and rounding: see conv1d, rule, step and norm.gated.
 
-Shape letters: B sequences with one token each, C channels of q, k and v, K taps, H key heads, V
-value heads, k key size, v value size, S slots.
+Shape letters: B sequences, D rows, as many for each sequence, C channels of q, k and v, K taps, H
+key heads, V value heads, k key size, v value size, S slots.
 """
 
 from __future__ import annotations
@@ -25,10 +29,11 @@ from runtime.kernels.cases import Step
 from runtime.kernels.delta_rule.conv1d_step import (
     conv1d_step,
     conv1d_step_reference,
-    last_tap,
-    mixed,
-    older_taps,
-    shift_history,
+    convolved,
+    history_after,
+    numbers,
+    store_history,
+    taps_before,
 )
 from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.delta_rule.states import gated_delta_step, gated_delta_step_reference
@@ -66,48 +71,62 @@ class Rule(NamedTuple):
 
 
 def mixed_step_reference(
-    qkv_BC: Tensor,
-    z_BVv: Tensor,
-    a_BV: Tensor,
-    b_BV: Tensor,
+    qkv_DC: Tensor,
+    z_DVv: Tensor,
+    a_DV: Tensor,
+    b_DV: Tensor,
     rule: Rule,
     conv_pool: Tensor,
     state_pool: Tensor,
-    slots_B: Tensor,
+    sources_B: Tensor,
+    slots_D: Tensor,
 ) -> Tensor:
     """Say what `mixed_step` computes, in plain torch; the pools are updated in place."""
-    qkv = conv1d_step_reference(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
-    gate = Gate(z_BVv, rule.norm_v, rule.eps)
-    return gated_delta_step_reference(
-        *rule.split(qkv), a_BV, b_BV, rule.A_log, rule.dt_bias, state_pool, slots_B, gate
-    )
+    y, each, before = torch.empty_like(z_DVv), len(slots_D) // len(sources_B), sources_B
+    for token in range(each):
+        rows = slice(token, None, each)
+        slots = slots_D[rows]
+        for pool in (conv_pool, state_pool):
+            pool[slots[slots >= 0]] = pool[before[before >= 0]]
+        qkv = conv1d_step_reference(qkv_DC[rows], rule.conv_C1K, conv_pool, slots)
+        gates = a_DV[rows], b_DV[rows], rule.A_log, rule.dt_bias
+        gate = Gate(z_DVv[rows], rule.norm_v, rule.eps)
+        y[rows] = gated_delta_step_reference(*rule.split(qkv), *gates, state_pool, slots, gate)
+        before = slots
+    return y
 
 
 def mixed_step(
-    qkv_BC: Tensor,
-    z_BVv: Tensor,
-    a_BV: Tensor,
-    b_BV: Tensor,
+    qkv_DC: Tensor,
+    z_DVv: Tensor,
+    a_DV: Tensor,
+    b_DV: Tensor,
     rule: Rule,
     conv_pool: Tensor,
     state_pool: Tensor,
-    slots_B: Tensor,
-    *,
-    copied: bool = False,
+    sources_B: Tensor,
+    slots_D: Tensor,
 ) -> Tensor:
-    """Return the normed and gated output [B, V, v] for one token of each sequence; slots move on.
+    """Return the normed and gated output [D, V, v] for the next tokens of each sequence.
 
-    qkv_BC, z_BVv, a_BV, b_BV  model dtype, rows of one or two products; contiguous but for rows
+    qkv_DC, z_DVv, a_DV, b_DV  model dtype, rows of one or two products; contiguous but for rows
     conv_pool                  [S, C, K-1], state_pool [S, V, k, v]: each slot contiguous, in place
-    slots_B                    no slot twice; negative: zeros out, nothing written
-    copied                     the states were written just before: they are not read earlier
+    sources_B                  the slot that each sequence continues; negative: padding, zeros out
+    slots_D                    where each row leaves what it comes to, D/B of them for a sequence;
+                               no slot twice, but a sequence's source may be any of its own, and is
+                               its slot if that is but one; negative for padding: nothing written
     """
-    step = _step(Step(use_triton(qkv_BC), qkv_BC.shape[0] * rule.values[0], copied))
-    args = qkv_BC, z_BVv, a_BV, b_BV, rule, conv_pool, state_pool, slots_B
-    if step is convolved_within:
-        return convolved_within(*args, copied=copied)
-    y_BVv: Tensor = step(*args)
-    return y_BVv
+    step = _step(
+        Step(use_triton(qkv_DC), slots_D.numel() * rule.values[0], _each(sources_B, slots_D))
+    )
+    y_DVv: Tensor = step(qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool, sources_B, slots_D)
+    return y_DVv
+
+
+def _each(sources_B: Tensor, slots_D: Tensor) -> int:
+    each = slots_D.numel() // sources_B.numel()
+    assert slots_D.numel() == each * sources_B.numel(), "as many rows for each sequence"
+    return each
 
 
 def convolved_before(
@@ -118,49 +137,50 @@ def convolved_before(
     rule: Rule,
     conv_pool: Tensor,
     state_pool: Tensor,
+    sources_B: Tensor,
     slots_B: Tensor,
 ) -> Tensor:
-    """Return `mixed_step`, the convolution in a kernel of its own, the norm in that of the rule."""
+    """Return `mixed_step` of one row each: first convolved, the norm in the rule's kernel."""
+    assert sources_B.shape == slots_B.shape, "one row for each sequence"
     qkv = conv1d_step(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
     gates, gate = (a_BV, b_BV, rule.A_log, rule.dt_bias), Gate(z_BVv, rule.norm_v, rule.eps)
     return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
 
 
 def convolved_within(
-    qkv_BC: Tensor,
-    z_BVv: Tensor,
-    a_BV: Tensor,
-    b_BV: Tensor,
+    qkv_DC: Tensor,
+    z_DVv: Tensor,
+    a_DV: Tensor,
+    b_DV: Tensor,
     rule: Rule,
     conv_pool: Tensor,
     state_pool: Tensor,
-    slots_B: Tensor,
-    *,
-    copied: bool = False,
+    sources_B: Tensor,
+    slots_D: Tensor,
 ) -> Tensor:
-    """Return `mixed_step`, the convolution in the kernel of the rule, the norm in one of its own.
-
-    copied  the first kernel starts only when those before have finished
-    """
-    _check(qkv_BC, z_BVv, rule, conv_pool, state_pool)
-    (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(qkv_BC)
+    """Return `mixed_step`, convolved in the kernel of the rule, the norm in one of its own."""
+    _check(qkv_DC, z_DVv, rule, conv_pool, state_pool)
+    (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(sources_B)
     channels, _, taps = rule.conv_C1K.shape
-    o, y = (torch.empty(z_BVv.shape, dtype=qkv_BC.dtype, device=qkv_BC.device) for _ in "oy")
+    each = _each(sources_B, slots_D)
+    o, y = (torch.empty(z_DVv.shape, dtype=qkv_DC.dtype, device=qkv_DC.device) for _ in "oy")
     columns = min(_COLUMNS, power_of_two(dv))
     _rule_kernel[(-(-dv // columns), heads, batch)](
-        qkv_BC,
-        a_BV,
-        b_BV,
+        qkv_DC,
+        a_DV,
+        b_DV,
         rule.conv_C1K,
         rule.A_log,
         rule.dt_bias,
         conv_pool,
         state_pool,
-        slots_B,
+        sources_B,
+        slots_D,
         o,
-        *(x.stride(0) for x in (qkv_BC, a_BV, b_BV, conv_pool, state_pool)),
+        *(x.stride(0) for x in (qkv_DC, a_DV, b_DV, conv_pool, state_pool)),
         dk**-0.5,
         EPS,
+        EACH=each,
         H=key_heads,
         V=heads,
         DK=dk,
@@ -169,19 +189,21 @@ def convolved_within(
         BK=power_of_two(dk),
         BV=columns,
         num_warps=1,
-        **({} if copied else early()),
+        **early(),
     )
-    _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), batch)](
+    _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), len(slots_D))](
         o,
-        z_BVv,
+        z_DVv,
         rule.norm_v,
         y,
-        qkv_BC,
+        qkv_DC,
         conv_pool,
-        slots_B,
+        sources_B,
+        slots_D,
         channels,
-        *(x.stride(0) for x in (z_BVv, qkv_BC, conv_pool)),
+        *(x.stride(0) for x in (z_DVv, qkv_DC, conv_pool)),
         rule.eps,
+        EACH=each,
         V=heads,
         DV=dv,
         K=taps,
@@ -216,6 +238,7 @@ def _rule_kernel(
     dt_bias,
     conv_pool,
     pool,
+    sources,
     slots,
     o,
     qkv_row,
@@ -225,6 +248,7 @@ def _rule_kernel(
     pool_row,
     scale,
     eps,
+    EACH: tl.constexpr,
     H: tl.constexpr,
     V: tl.constexpr,
     DK: tl.constexpr,
@@ -238,40 +262,43 @@ def _rule_kernel(
     n = tl.program_id(2).to(tl.int64)
     i = tl.arange(0, BK)
     j = tl.program_id(0) * BV + tl.arange(0, BV)
-    slot = tl.load(slots + n).to(tl.int64)
-    o_at = o + (n * V + h) * DV + j
+    source = tl.load(sources + n).to(tl.int64)
+    o_at = o + (n * EACH * V + h) * DV + j
     # states, histories and weights do not depend on the kernels before
-    keys, columns = i < tl.where(slot >= 0, DK, 0), j < tl.where(slot >= 0, DV, 0)
-    state_at = pool + slot * pool_row + (h * DK + i[:, None]) * DV + j[None, :]
-    S_kv = tl.load(state_at, mask=keys[:, None] & columns[None, :], other=0.0).to(tl.float32)
-    history = conv_pool + slot * conv_row
+    keys, columns = i < tl.where(source >= 0, DK, 0), j < tl.where(source >= 0, DV, 0)
+    inside = keys[:, None] & columns[None, :]
+    state_at = pool + (h * DK + i[:, None]) * DV + j[None, :]
+    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0).to(tl.float32)
+    history = conv_pool + source * conv_row
     q_c = h // (V // H) * DK + i
     k_c = q_c + H * DK
     v_c = 2 * H * DK + h * DV + j
-    q_k = older_taps(filters, history + q_c * (K - 1), q_c, keys, K)
-    k_k = older_taps(filters, history + k_c * (K - 1), k_c, keys, K)
-    v_v = older_taps(filters, history + v_c * (K - 1), v_c, columns, K)
-    q_w, k_w = last_tap(filters, q_c, keys, K), last_tap(filters, k_c, keys, K)
-    v_w = last_tap(filters, v_c, columns, K)
+    q_w, q_s, q_old = taps_before(filters, history, q_c, keys, K)
+    k_w, k_s, k_old = taps_before(filters, history, k_c, keys, K)
+    v_w, v_s, v_old = taps_before(filters, history, v_c, columns, K)
     A_h, bias_h = tl.load(A_log + h), tl.load(dt_bias + h)
     wait_for_inputs()
-    if slot < 0:
-        tl.store(o_at, tl.zeros((BV,), o.dtype.element_ty), mask=j < DV)
+    if source < 0:
+        for token in tl.static_range(EACH):
+            tl.store(o_at + token * V * DV, tl.zeros((BV,), o.dtype.element_ty), mask=j < DV)
         return
 
-    x = qkv + n * qkv_row
-    q_x = tl.load(x + q_c, mask=keys, other=0.0)
-    k_x = tl.load(x + k_c, mask=keys, other=0.0)
-    v_x = tl.load(x + v_c, mask=columns, other=0.0)
-    g, beta = gates(tl.load(a + n * a_row + h), tl.load(b + n * b_row + h), A_h, bias_h, b)
-    q_k = mixed(q_x, q_k, q_w, o).to(tl.float32)
-    k_k = mixed(k_x, k_k, k_w, o).to(tl.float32)
-    v_v = mixed(v_x, v_v, v_w, o).to(tl.float32)
-    q_k = q_k * tl.rsqrt(tl.sum(q_k * q_k, 0) + eps) * scale
-    k_k = k_k * tl.rsqrt(tl.sum(k_k * k_k, 0) + eps)
-    o_v, S_kv = advance(S_kv, q_k, k_k, v_v, tl.exp(g), beta)
-    tl.store(o_at, o_v.to(o.dtype.element_ty), mask=j < DV)
-    tl.store(state_at, S_kv.to(pool.dtype.element_ty), mask=keys[:, None] & columns[None, :])
+    t = n * EACH
+    x = qkv + t * qkv_row
+    a_s = numbers(a + t * a_row + h, source >= 0, a_row, EACH)
+    b_s = numbers(b + t * b_row + h, source >= 0, b_row, EACH)
+    q_s = convolved(q_s + numbers(x + q_c, keys, qkv_row, EACH), q_w, q_old, o, EACH, K)
+    k_s = convolved(k_s + numbers(x + k_c, keys, qkv_row, EACH), k_w, k_old, o, EACH, K)
+    v_s = convolved(v_s + numbers(x + v_c, columns, qkv_row, EACH), v_w, v_old, o, EACH, K)
+    for token in tl.static_range(EACH):
+        q_k = q_s[token] * tl.rsqrt(tl.sum(q_s[token] * q_s[token], 0) + eps) * scale
+        k_k = k_s[token] * tl.rsqrt(tl.sum(k_s[token] * k_s[token], 0) + eps)
+        g, beta = gates(a_s[token], b_s[token], A_h, bias_h, b)
+        o_v, S_kv = advance(S_kv, q_k, k_k, v_s[token], tl.exp(g), beta)
+        tl.store(o_at + token * V * DV, o_v.to(o.dtype.element_ty), mask=j < DV)
+        kept = S_kv.to(pool.dtype.element_ty)
+        tl.store(state_at + tl.load(slots + t + token).to(tl.int64) * pool_row, kept, mask=inside)
+        S_kv = kept.to(tl.float32)
 
 
 @jit
@@ -282,35 +309,45 @@ def _norm_kernel(
     y,
     qkv,
     conv_pool,
+    sources,
     slots,
     C,
     z_row,
     qkv_row,
     conv_row,
     eps,
+    EACH: tl.constexpr,
     V: tl.constexpr,
     DV: tl.constexpr,
     K: tl.constexpr,
     BV: tl.constexpr,
     BJ: tl.constexpr,
 ):
-    """Norm and gate one head, and append to the histories of as many channels as it is wide."""
+    """Norm and gate one head of a row; with a sequence's first row write the histories of all.
+
+    They are those of as many channels as a head is wide.
+    """
     start_next()
     h, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots + n).to(tl.int64)
+    source = tl.load(sources + n // EACH).to(tl.int64)
     j = tl.arange(0, BV)
     inside = j < tl.where(h < V, DV, 0)
     w_v = tl.load(weight + j, mask=inside, other=0.0).to(tl.float32)
     c = h * BV + j
-    known = c < tl.where(slot >= 0, C, 0)
+    known = c < tl.where((source >= 0) & (n % EACH == 0), C, 0)
     wait_for_inputs()
     o_v = tl.load(o + (n * V + h) * DV + j, mask=inside, other=0.0).to(tl.float32)
     z_v = tl.load(z + n * z_row + h * DV + j, mask=inside, other=0.0).to(tl.float32)
-    x_C = tl.load(qkv + n * qkv_row + c, mask=known, other=0.0)
     root = tl.rsqrt(tl.sum(o_v * o_v, 0) / DV + eps)
     y_v = gated_norm(o_v, z_v, w_v, root, weight, y)
     tl.store(y + (n * V + h) * DV + j, y_v.to(y.dtype.element_ty), mask=inside)
-    shift_history(x_C, conv_pool + slot * conv_row + c * (K - 1), known, K, BJ)
+    x, history = qkv + n * qkv_row + c, conv_pool + source * conv_row + c * (K - 1)
+    kept = ()
+    for token in tl.static_range(EACH):
+        kept += (history_after(x, qkv_row, history, known, token, K, BJ),)  # type: ignore[assignment]
+    for token in tl.static_range(EACH):
+        slot = tl.load(slots + n + token, mask=n % EACH == 0, other=0).to(tl.int64)
+        store_history(kept[token], conv_pool + slot * conv_row + c * (K - 1), known, K)
 
 
 _step = RULE_STEP.bind(mixed_step_reference, convolved_within, convolved_before)

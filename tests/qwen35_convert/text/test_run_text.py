@@ -53,7 +53,7 @@ def test_greedy_text_is_that_of_transformers(nano):
 
 
 def test_speculation_changes_no_greedy_text(nano):
-    assert text_of(nano, speculate=True) == text_of(nano)
+    assert text_of(nano, speculate=3) == text_of(nano)
 
 
 def test_a_seed_repeats_and_another_seed_differs(nano):
@@ -195,22 +195,21 @@ def test_a_model_without_mtp_cannot_speculate(tmp_path, nano):
         read_recipe("bf16-split", ["mtp=drop"]),
         options=api.RunOptions(verify=False),
     )
-    done = called("run", tmp_path / "out", "--prompt", PROMPT, "--speculate")
+    done = called("run", tmp_path / "out", "--prompt", PROMPT, "--speculate", "1")
     assert done.returncode == 2
     assert "MTP" in done.stderr
     assert done.stdout == ""
     assert json.loads((tmp_path / "out" / "config.json").read_text())["mtp_num_hidden_layers"] == 0
 
 
-@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("speculate", [0, 2])
 def test_an_artifact_that_computes_nan_ends_with_an_error(tmp_path, nano, speculate):
     out = tmp_path / "out"
     api.convert(nano, out, "bf16-split", api.RunOptions(verify=False))
     weights = load_file(out / "model.safetensors")
     weights["model.layers.1.input_layernorm.weight"][5] = torch.nan
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    options = ["--speculate"] if speculate else []
-    done = called("run", out, "--prompt", PROMPT, *options)
+    done = called("run", out, "--prompt", PROMPT, "--speculate", str(speculate))
     assert done.returncode == 3
     assert done.stderr.startswith("qwen35: the logits of generated token 1 are NaN or infinite\n")
     assert "qwen35 verify" in done.stderr

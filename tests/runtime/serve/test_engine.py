@@ -146,9 +146,9 @@ def test_prompts_are_cut_at_multiples_of_64_within_the_budget(model, monkeypatch
     taken = []
     pack = Batch.pack
 
-    def spy(waves, prefills, device):
+    def spy(decodes, prefills, device):
         taken.append([(span.start, len(span.ids)) for span in prefills])
-        return pack(waves, prefills, device)
+        return pack(decodes, prefills, device)
 
     monkeypatch.setattr(Batch, "pack", staticmethod(spy))
     engine = Engine(model, slots=3, max_len=400, chunk=128)
@@ -171,7 +171,7 @@ def test_a_stop_token_ends_the_answer_and_is_kept(model):
     tokens = list(generate(model, ids, 8))
     stop = tokens[2]
     expected = tokens[: tokens.index(stop) + 1]
-    for speculate in (False, True):
+    for speculate in (0, 1, 3):
         got = generate(model, ids, 8, stop=frozenset([stop]), speculate=speculate)
         assert list(got) == expected
 
@@ -221,9 +221,9 @@ def test_the_host_sends_the_table_only_when_rows_change(model, monkeypatch):
     """Two join at once and a third later; they end one by one."""
     filled, fill = [], Batch.fill
 
-    def spy(batch, waves):
-        filled.append([row.slot for row in waves[0]])
-        fill(batch, waves)
+    def spy(batch, decodes):
+        filled.append([row.slot for row in decodes])
+        fill(batch, decodes)
 
     monkeypatch.setattr(Batch, "fill", spy)
     many = [Request(some_ids(9, model), count) for count in (9, 20, 8)]
@@ -256,7 +256,7 @@ def test_the_device_chooses_what_the_host_would(trained):
         expected = chosen_on_the_host(model, request.prompt, request.max_tokens, request.sampling)
         again = generate(model, request.prompt, request.max_tokens, sampling=request.sampling)
         drafted, _, _ = speculated(
-            model, request.prompt, request.max_tokens, sampling=request.sampling
+            model, request.prompt, request.max_tokens, 2, sampling=request.sampling
         )
         assert got == list(again) == drafted.tokens == expected
 
@@ -273,15 +273,15 @@ def test_what_cannot_be_run_is_refused(model):
     with pytest.raises(RequestError, match="need 12 places, expected at most 11"):
         Engine(model, max_len=11).add(Request([1] * 3, 10))
     with pytest.raises(RequestError, match="no MTP head"):
-        generate(dataclasses.replace(model, mtp=None), [1], 5, speculate=True)
+        generate(dataclasses.replace(model, mtp=None), [1], 5, speculate=1)
 
 
-def speculated(model, prompt, count, **options):
+def speculated(model, prompt, count, drafts, **options):
     """Return (request, what it leaves, the speculation) after running it to the end."""
     request = Request(prompt, count, **options)
-    speculation = Speculation(model, request, chunk=64)
+    speculation = Speculation(model, request, drafts, chunk=64)
     assert list(speculation.run()) == request.tokens
-    state, at, length = speculation.state, speculation.tried.states[0], computed(speculation)
+    state, at, length = speculation.state, speculation.tried.sources[0], computed(speculation)
     kept = [state.recurrent[at], state.conv[at]]
     kept += [pool[:-1, 0, :length] for pool in (state.keys, state.values)]
     return request, kept, speculation
@@ -292,18 +292,25 @@ def computed(speculation):
     return speculation.tried.positions[0].item()
 
 
-@settings(max_examples=8)
-@given(length=st.integers(1, 140), count=st.integers(1, 12), seed=st.none() | st.integers(0, 9))
-def test_speculation_changes_neither_tokens_nor_states(trained, length, count, seed):
+@settings(max_examples=12)
+@given(
+    length=st.integers(1, 140),
+    count=st.integers(1, 16),
+    seed=st.none() | st.integers(0, 9),
+    drafts=st.integers(1, 4),
+)
+def test_speculation_changes_neither_tokens_nor_states(trained, length, count, seed, drafts):
     model, ids = trained
     sampling = GREEDY if seed is None else Sampling(temperature=0.7, seed=seed)
-    request, kept, speculation = speculated(model, ids[:length], count, sampling=sampling)
+    request, kept, speculation = speculated(model, ids[:length], count, drafts, sampling=sampling)
     more = computed(speculation) - request.computed
-    assert 0 <= more <= 2
+    assert 0 <= more <= 2 * drafts
     assert request.computed == request.longest
     plain = Request(ids[:length], count + more, sampling)
-    (expected,) = states_at_the_end(Engine(model, slots=1, max_len=160), [plain], [0])
+    (expected,) = states_at_the_end(Engine(model, slots=1, max_len=170), [plain], [0])
     assert request.tokens == plain.tokens[:count]
+    if seed is not None and more > 1:  # no numbers are drawn for tokens beyond those wanted
+        return
     for ours, theirs in zip(kept, expected, strict=True):
         assert distance(ours, theirs) < FLOAT32
 
@@ -311,19 +318,21 @@ def test_speculation_changes_neither_tokens_nor_states(trained, length, count, s
 def test_drafts_are_both_accepted_and_rejected(trained):
     """Else the test above proves nothing; a trained head is right more often than not."""
     model, ids = trained
-    seen = Counter()
-    for start in (0, 50, 100):
-        _, _, speculation = speculated(model, ids[start : start + 100], 30)
-        seen["accepted"] += speculation.accepted
-        seen["rejected"] += speculation.drafted - speculation.accepted
-    assert seen["accepted"] > seen["rejected"] > 3
+    for drafts in (1, 3):
+        seen = Counter()
+        for start in (0, 50, 100):
+            _, _, speculation = speculated(model, ids[start : start + 100], 30, drafts)
+            seen["accepted"] += speculation.accepted
+            seen["rejected"] += speculation.drafted - speculation.accepted
+        assert seen["accepted"] > seen["rejected"] / drafts > 3
 
 
-def test_a_stop_token_may_be_the_first_or_second_of_a_drafted_step(trained):
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_a_stop_token_may_be_any_of_a_drafted_step(trained, drafts):
     model, ids = trained
     tokens = list(generate(model, ids[:100], 20))
     for stop in set(tokens):
-        request, _, speculation = speculated(model, ids[:100], 20, stop=frozenset([stop]))
+        request, _, speculation = speculated(model, ids[:100], 20, drafts, stop=frozenset([stop]))
         assert request.tokens == tokens[: tokens.index(stop) + 1]
         assert request.computed == len(request.ids) - 1
         assert speculation.accepted <= speculation.drafted
@@ -331,7 +340,7 @@ def test_a_stop_token_may_be_the_first_or_second_of_a_drafted_step(trained):
 
 def test_an_untrained_head_drafts_in_vain_and_harmlessly(sparse):
     ids = some_ids(70, sparse)
-    request, _, speculation = speculated(sparse, ids, 10)
+    request, _, speculation = speculated(sparse, ids, 10, 2)
     assert request.tokens == list(generate(sparse, ids, 10))
     assert speculation.accepted < speculation.drafted
 
@@ -347,7 +356,7 @@ def poisoned(tmp_path):
     return model, ids, tokens[: at + 1]
 
 
-@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("speculate", [0, 1, 3])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.001, seed=3)], ids=["greedy", "sampled"])
 def test_the_first_nan_ends_the_text_with_an_error(poisoned, sampling, speculate):
     model, ids, before = poisoned
@@ -357,7 +366,7 @@ def test_the_first_nan_ends_the_text_with_an_error(poisoned, sampling, speculate
         next(tokens)
 
 
-@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("speculate", [0, 1, 3])
 def test_nan_after_the_prompt_gives_no_token_at_all(tmp_path, speculate):
     model = load(write(tmp_path / "nan"))
     model.norm[0] = torch.nan
@@ -369,5 +378,5 @@ def test_nan_beyond_what_is_wanted_does_no_harm(poisoned):
     model, ids, before = poisoned
     assert list(generate(model, ids, len(before))) == before
     stop = frozenset(before[-1:])
-    for speculate in (False, True):
+    for speculate in (0, 1, 3):
         assert list(generate(model, ids, 20, stop=stop, speculate=speculate)) == before

@@ -62,7 +62,7 @@ def test_the_run_before_a_recording_changes_nothing(sampling):
     model, ids = load(NANO), text_ids(NANO, 80)
     expected = list(generate(model, ids, 12, sampling=sampling))
     request = Request(ids, 12, sampling)
-    speculation, engine = Speculation(model, Request(ids, 12, sampling)), Engine(model, slots=2)
+    speculation, engine = Speculation(model, Request(ids, 12, sampling), 2), Engine(model, slots=2)
     with torch.inference_mode():
         Recorded(speculation._step, record=False)()
         DecodeRows(
@@ -109,14 +109,15 @@ def test_graphs_decode_what_single_launches_decode(tmp_path, is_moe, sampled):
 @needs_cuda
 @pytest.mark.usefixtures("_as_in_use")
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_graphs_speculate_what_is_decoded(trained, sampling):
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_graphs_speculate_what_is_decoded(trained, sampling, drafts):
     """The trained head is right often; a prompt of two chunks, and one of a single token."""
     model, ids = trained
     for length in (1, 150):
         plain = list(generate(model, ids[:length], 40, sampling=sampling))
         for graphs in (False, True):
             request = Request(ids[:length], 40, sampling)
-            speculation = Speculation(model, request, chunk=64, graphs=graphs)
+            speculation = Speculation(model, request, drafts, chunk=64, graphs=graphs)
             assert list(speculation.run()) == plain
             assert 0 < speculation.accepted < speculation.drafted
 
@@ -128,7 +129,7 @@ def test_a_stop_token_ends_an_answer_of_graphs(trained):
     model, ids = trained
     tokens = list(generate(model, ids[:100], 20))
     for stop in set(tokens[::4]):
-        for speculate in (False, True):
+        for speculate in (0, 1, 3):
             got = generate(model, ids[:100], 20, stop=frozenset([stop]), speculate=speculate)
             assert list(got) == tokens[: tokens.index(stop) + 1]
 
@@ -162,7 +163,7 @@ def test_decoding_never_makes_the_host_wait(trained, unsynchronised, sampled):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_speculation_never_makes_the_host_wait(trained, unsynchronised, sampling):
     model, ids = trained
-    tokens = Speculation(model, Request(ids[:100], 60, sampling)).run()
+    tokens = Speculation(model, Request(ids[:100], 90, sampling), 3).run()
     begun = [next(tokens) for _ in range(5)]
     unsynchronised()
     got = [next(tokens) for _ in range(30)]

@@ -43,11 +43,46 @@ def test_both_ways_do_what_the_reference_does(few, interpreter, thresholds):
     """Two kernels for all, or first the convolution; padding gives zeros and moves nothing."""
     thresholds(FEW_STATES=few)
     slots, got, expected = torch.tensor([3, -1, 0]), pools(), pools()
-    y = mixed_step(*inputs(3), rule(), *got, slots)
-    wanted = mixed_step_reference(*inputs(3), rule(), *expected, slots)
+    y = mixed_step(*inputs(3), rule(), *got, slots, slots)
+    wanted = mixed_step_reference(*inputs(3), rule(), *expected, slots, slots)
     assert ((y - wanted).norm() / wanted.norm()).item() < FLOAT32
     assert not y[1].any()
     for ours, theirs, before in zip(got, expected, pools(), strict=True):
         assert ((ours - theirs).norm() / theirs.norm()).item() < FLOAT32
         assert torch.equal(ours[1:3], before[1:3])
         assert not torch.equal(ours[::3], before[::3])
+
+
+def one_by_one(rows, before, source):
+    """Return the outputs and what each row leaves, every token in a step of its own."""
+    conv, state = (pool[source : source + 1].clone() for pool in before)
+    outputs, left = [], []
+    for row in range(len(rows[0])):
+        one = (x[row : row + 1] for x in rows)
+        slot = torch.tensor([0])
+        outputs.append(mixed_step_reference(*one, rule(), conv, state, slot, slot))
+        left.append((conv[0].clone(), state[0].clone()))
+    return torch.cat(outputs), left
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize("each", [2, 5])
+def test_each_token_of_a_sequence_leaves_its_state_in_a_slot_of_its_own(each, kernel, request):
+    """Whichever slot a sequence continues; more tokens than the convolution has taps, too."""
+    if kernel:
+        request.getfixturevalue("interpreter")
+    count = 2 * each + 1
+    before = normal(count, CHANNELS, 3, seed=5), normal(count, 6, 16, 24, seed=6)
+    rows, got = inputs(3 * each), [pool.clone() for pool in before]
+    slots = torch.tensor([*range(each), *[-1] * each, *range(each, 2 * each)])
+    sources = torch.tensor([each - 1, -1, each])
+    y = mixed_step(*rows, rule(), *got, sources, slots)
+    assert not y[each : 2 * each].any()
+    for n in (0, 2):
+        own = slice(n * each, (n + 1) * each)
+        wanted, left = one_by_one([x[own] for x in rows], before, sources[n])
+        assert ((y[own] - wanted).norm() / wanted.norm()).item() < FLOAT32
+        for slot, kept in zip(slots[own], left, strict=True):
+            for pool, expected in zip(got, kept, strict=True):
+                assert ((pool[slot] - expected).norm() / expected.norm()).item() < FLOAT32
+    assert all(torch.equal(pool[-1], old[-1]) for pool, old in zip(got, before, strict=True))
