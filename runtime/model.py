@@ -381,8 +381,8 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     decodes, prefills = slice(0, batch.num_decodes), slice(batch.num_decodes, None)
     parts = []
     if batch.num_decodes:
-        at = batch.slots[decodes], batch.lengths, batch.each
-        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *at))
+        rows, late = (batch.slots[decodes], batch.lengths), batch.each
+        parts.append(attention_decode(q[decodes], gate[decodes], *pools, *rows, late))
     if batch.num_prefills:
         at = batch.slots[prefills], batch.cu_seqlens, batch.starts
         parts.append(attention_prefill(q[prefills], gate[prefills], *pools, *at))
