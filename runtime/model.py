@@ -40,6 +40,7 @@ from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step
 from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
+from runtime.kernels.draft.inputs import draft_inputs
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import mlp, mlp_row, mlp_update
@@ -193,9 +194,8 @@ def draft_states(model: Model, pools: Pools, batch: Batch, hidden_TH: Tensor) ->
     """
     mtp, config = model.mtp, model.config
     assert mtp is not None, "the model has no MTP head"
-    embedding = rmsnorm(F.embedding(batch.ids, model.embed), mtp.norm_embedding, config.eps)
-    hidden = rmsnorm(hidden_TH, mtp.norm_hidden, config.eps)
-    x = linear(torch.cat([embedding, hidden], -1), mtp.fc)
+    norms = mtp.norm_embedding, hidden_TH, mtp.norm_hidden
+    x = linear(draft_inputs(batch.ids, model.embed, *norms, config.eps), mtp.fc)
     context = Context.of(config, batch, model.dtype)
     x, update = decoder_layer(x, None, mtp.layer, pools, context)
     return final_norm(x, update, mtp.norm, config.eps)

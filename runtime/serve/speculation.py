@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import RequestError
+from runtime.kernels.draft.settle import Places, settle
 from runtime.model import Model, draft_logits, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
@@ -39,6 +40,7 @@ class Speculation:
 
     drafts             how many a step tries
     tried              the batch of last token and drafts; row n leaves its state in state n
+    following          the same rows in the MTP head, with the tokens that follow them
     ahead              a row of the MTP head alone, which drafts all but the first
     drafted, accepted  how many drafts were tried, and how many were right
     """
@@ -64,7 +66,9 @@ class Speculation:
         self.pools, self.mtp_pools = self.state.pools(), self.state.mtp_pools()
         self.sampler = Sampler.allocate(1, room.max_len, model.device)
         rows = self._rows(request.longest)
-        self.tried = Batch.pack(rows, [], model.device, each=len(rows))
+        self.tried, self.following = (
+            Batch.pack(rows, [], model.device, each=len(rows)) for _ in range(2)
+        )
         self.ahead = Batch.pack(rows[:1], [], model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
         self.drafted = self.accepted = 0
@@ -114,8 +118,8 @@ class Speculation:
         hidden = self._prefill_part(ids)
         while request.computed < length:
             hidden = self._prefill_part(ids)
-        drafts = self._draft(hidden[-1:], self.tried.positions[:1] - 1)
-        self.tried.ids.copy_(torch.cat([ids[length:].clamp(min=0), drafts]))
+        torch.clamp(ids[length:], min=0, out=self.tried.ids[:1])
+        self._draft(hidden[-1:])
         return Arriving(ids[length:])
 
     def _prefill_part(self, ids: Tensor) -> Tensor:
@@ -135,34 +139,26 @@ class Speculation:
 
     def _step(self) -> Tensor:
         """Return the tokens [1 + k] after the rows, -1 where they follow a wrong draft."""
-        tried = self.tried
+        tried, following = self.tried, self.following
         hidden = hidden_states(self.model, self.pools, tried)
         tokens = self._choose(hidden, tried)
-        right = (tokens[:-1] == tried.ids[1:]).long().cumprod(0).sum(0, keepdim=True)
-        torch.clamp(tokens, min=0, out=tried.ids)
-        drafted = draft_states(self.model, self.mtp_pools, tried, hidden).index_select(0, right)
-        drafts = self._draft(drafted, tried.positions[:1] + right)
-        self._move_on(torch.cat([tried.ids.index_select(0, right), drafts]), right)
-        return tokens.masked_fill(torch.arange(len(tokens), device=tokens.device) > right, -1)
+        rows, after = (Places(x.ids, x.positions, x.lengths) for x in (tried, following))
+        new, last = settle(tokens, rows, tried.states, tried.sources, after)
+        drafted = draft_states(self.model, self.mtp_pools, following, hidden)
+        self._draft(drafted.index_select(0, last))
+        return new
 
-    def _draft(self, hidden_1H: Tensor, place_1: Tensor) -> Tensor:
-        """Return the drafts [k] that follow the head's hidden state at a place."""
-        drafts = [draft_logits(self.model, hidden_1H).argmax(-1)]
-        for number in range(1, self.drafts):
-            self.ahead.ids.copy_(drafts[-1])
-            torch.add(place_1, number, out=self.ahead.positions)
-            torch.add(place_1, number + 1, out=self.ahead.lengths)
-            hidden_1H = draft_states(self.model, self.mtp_pools, self.ahead, hidden_1H)
-            drafts.append(draft_logits(self.model, hidden_1H).argmax(-1))
-        return torch.cat(drafts)
-
-    def _move_on(self, ids: Tensor, right: Tensor) -> None:
-        """Begin the next step after the tokens of this one, which are `right` + 1."""
-        tried = self.tried
-        tried.ids.copy_(ids)
-        tried.positions.add_(right + 1)
-        tried.lengths.add_(right + 1)
-        tried.sources.copy_(tried.states.index_select(0, right))
+    def _draft(self, hidden_1H: Tensor) -> None:
+        """Put the drafts in the rows that are tried next, from the head's state before them."""
+        tried, ahead = self.tried, self.ahead
+        for number in range(1, self.drafts + 1):
+            draft = tried.ids[number : number + 1]
+            torch.argmax(draft_logits(self.model, hidden_1H), -1, out=draft)
+            if number < self.drafts:
+                torch.add(tried.positions[:1], number - 1, out=ahead.positions)
+                torch.add(tried.positions[:1], number, out=ahead.lengths)
+                row = replace(ahead, ids=draft)
+                hidden_1H = draft_states(self.model, self.mtp_pools, row, hidden_1H)
 
     def _choose(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Return the tokens after the last rows of a batch, whose hidden states these are."""

@@ -1,0 +1,122 @@
+"""Between a step of drafted tokens and the next: what was right, and where the next one begins.
+
+Chosen for: every step with drafts.
+
+    right = how many drafts, from the first on, are the tokens chosen after the rows before them
+
+It is a dozen whole numbers, and as many kernels if each operation is one.
+
+Shape letters: B sequences, D rows, as many for each sequence: its last token, then drafts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Places(NamedTuple):
+    """Where rows are: ids, positions and lengths [D] int64, a row's length being its position + 1.
+
+    A batch's own; others have the same order.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    lengths: Tensor
+
+
+def settle_reference(
+    tokens_D: Tensor, rows: Places, states_D: Tensor, sources_B: Tensor, following: Places
+) -> tuple[Tensor, Tensor]:
+    """Say what `settle` computes, in plain torch."""
+    tokens, ids = (x.view(len(sources_B), -1) for x in (tokens_D, rows.ids))
+    right = (tokens[:, :-1] == ids[:, 1:]).long().cumprod(1).sum(1, keepdim=True)
+    known = tokens.clamp(min=0)
+    place = torch.arange(tokens.shape[1], device=tokens.device)
+    for to, numbers in zip(following, (known, rows.positions, rows.lengths), strict=True):
+        to.copy_(numbers.flatten())
+    ids[:, :1] = known.gather(1, right)
+    for numbers in (rows.positions, rows.lengths):
+        numbers.view_as(tokens).add_(right + 1)
+    sources_B.copy_(states_D.view_as(tokens).gather(1, right)[:, 0])
+    last = right[:, 0] + torch.arange(len(right), device=right.device) * tokens.shape[1]
+    return tokens.masked_fill(place > right, -1).flatten(), last
+
+
+def settle(
+    tokens_D: Tensor, rows: Places, states_D: Tensor, sources_B: Tensor, following: Places
+) -> tuple[Tensor, Tensor]:
+    """Return (the new tokens [D], the last right row of each sequence [B]); go on after these.
+
+    tokens_D   [D] int64, chosen after each row; below 0 if there is none
+    rows       the rows: moved on in place to those of the next step, whose drafts are still to come
+    states_D   [D] int64, where each row has left its state
+    sources_B  [B] int64, filled with that of the last right row
+    following  filled with the tokens, as ids that can be embedded, and the places of the old rows
+
+    New tokens are those after the right rows; the others are -1.
+    """
+    if not use_triton(tokens_D):
+        return settle_reference(tokens_D, rows, states_D, sources_B, following)
+    for x in (tokens_D, *rows, states_D, sources_B, *following):
+        assert x.is_contiguous(), "whole numbers one after another"
+        assert x.dtype == torch.int64, "int64 throughout"
+    new, last = torch.empty_like(tokens_D), torch.empty_like(sources_B)
+    each = len(tokens_D) // len(sources_B)
+    _settle_kernel[(len(sources_B),)](
+        tokens_D,
+        *rows,
+        states_D,
+        sources_B,
+        *following,
+        new,
+        last,
+        EACH=each,
+        BLOCK=power_of_two(each),
+        num_warps=1,
+    )
+    return new, last
+
+
+@jit
+def _settle_kernel(
+    tokens,
+    ids,
+    positions,
+    lengths,
+    states,
+    sources,
+    next_ids,
+    next_positions,
+    next_lengths,
+    new,
+    last,
+    EACH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    n = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    row, inside = n * EACH + i, i < EACH
+    token = tl.load(tokens + row, mask=inside, other=-1)
+    draft = tl.load(ids + row + 1, mask=i < EACH - 1, other=-1)
+    position = tl.load(positions + row, mask=inside, other=0)
+    # the first row whose token is not the draft after it: the last right one
+    right = tl.min(tl.where((token == draft) & (i < EACH - 1), EACH - 1, i), 0)
+    here = i == right
+    tl.store(next_ids + row, tl.maximum(token, 0), mask=inside)
+    tl.store(next_positions + row, position, mask=inside)
+    tl.store(next_lengths + row, position + 1, mask=inside)
+    tl.store(new + row, tl.where(i <= right, token, -1), mask=inside)
+    tl.store(last + n, n * EACH + right)
+    tl.store(sources + n, tl.load(states + n * EACH + right))
+    tl.debug_barrier()  # ids are read above
+    tl.store(ids + row - i, tl.maximum(token, 0), mask=here & inside)
+    tl.store(positions + row, position + right + 1, mask=inside)
+    tl.store(lengths + row, position + right + 2, mask=inside)
