@@ -152,6 +152,13 @@ class Heads(NamedTuple):
     prompts: bool
 
 
+class Draw(NamedTuple):
+    """Tokens drawn from logits."""
+
+    gpu: bool
+    dtype: torch.dtype
+
+
 class Prompt(NamedTuple):
     """Attention of prompts; compiled: not in the interpreter."""
 

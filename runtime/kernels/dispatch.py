@@ -42,6 +42,7 @@ from runtime.kernels.cases import (
     Added,
     ChosenExperts,
     CodesProduct,
+    Draw,
     Gated,
     Heads,
     Inputs,
@@ -131,6 +132,7 @@ FEW_DECODES = When(
         not case.prompts and case.each == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
     ),
 )
+BF16 = When("BF16", lambda case: case.dtype == torch.bfloat16)
 SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
 PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
 
@@ -278,9 +280,15 @@ PROMPTS = Operation("attention of prompts", Prompt, (
         "float32 is for proof: its tiles take minutes to compile, then spill"),
 ))  # fmt: skip
 
+DRAW = Operation("tokens drawn from logits", Draw, (
+    Row("sample.draw.by_counts", (GPU, BF16),
+        "65536 different logits at most: counted, where a sort of 248320 takes 440"),
+    Row("sample.draw.by_sort", (unless(GPU, BF16),), "any float"),
+))  # fmt: skip
+
 OPERATIONS = (
     LAYER, CODES, PRODUCT, PRODUCTS, UPDATE, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, ROW_ADDED,
-    GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
+    GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS, DRAW,
 )  # fmt: skip
 
 

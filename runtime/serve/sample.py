@@ -1,11 +1,8 @@
 """The next token: the likeliest, or one drawn from the likeliest few.
 
-    p = softmax(logits / temperature)     over the top_k likeliest tokens
-    of these the fewest whose probabilities reach top_p, renormalised; the token where the
-    cumulated probability passes a number drawn from the request's own generator
-
-Source: Holtzman et al. 2020 for top-p, after top-k as in transformers. Each row is treated by
-itself and each token takes one draw, so that what a request gets does not depend on its neighbours.
+The drawing: see kernels.sample.draw, with a number from the request's own generator. Each row is
+treated by itself and each token takes one draw, so that what a request gets does not depend on its
+neighbours.
 The numbers are drawn when a request starts: from then on the device chooses by itself.
 
 A row whose largest logit is NaN or infinite has no next token: NO_TOKEN stands for it until the
@@ -23,9 +20,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import LogitsError, RequestError
+from runtime.kernels.sample.draw import NO_TOKEN, draw, known
 from runtime.state import send
-
-NO_TOKEN = -2  # -1 is a draft in vain
 
 
 @dataclass(frozen=True)
@@ -105,43 +101,13 @@ class Sampler:
         """
         if not sampled:
             top, tokens = logits_RV.max(-1)
-            return _known(tokens, top)
+            return known(tokens, top)
         return draw(logits_RV, self.settings[slots_R], self.numbers[slots_R, places_R])
 
     def take(self, slots_R: Tensor, out: Tensor) -> None:
         """Put the last tokens [R] of slots into `out`, as ids that can be embedded."""
         torch.take(self.last, slots_R, out=out)
         out.clamp_(min=0)
-
-
-def draw(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
-    """Return the token [R] at each row's number in [0, 1) along its cumulated probabilities.
-
-    NO_TOKEN where the largest logit is NaN or infinite.
-
-    logits_RV    [R, V] any float
-    settings_R3  [R, 3] float64: temperature above 0, top_k, which may be inf, and top_p
-    at_R         [R] float64
-    """
-    temperature, top_k, top_p = settings_R3.T[..., None]
-    ordered, order = logits_RV.sort(stable=True, dim=-1, descending=True)
-    ordered = ordered.double()  # after the sort, which takes as long as its numbers have bits
-    rank = torch.arange(ordered.shape[1], device=ordered.device)
-    p = (
-        ((ordered - ordered[:, :1]) / temperature)
-        .masked_fill(rank >= top_k, -torch.inf)
-        .softmax(-1)
-    )
-    p = p.masked_fill(p.cumsum(-1) - p >= top_p, 0)
-    cumulated = p.cumsum(-1)
-    place = torch.searchsorted(cumulated, at_R[:, None] * cumulated[:, -1:], right=True)
-    last = (p > 0).sum(-1, keepdim=True) - 1
-    return _known(order.gather(1, torch.minimum(place, last).clamp(min=0))[:, 0], ordered[:, 0])
-
-
-def _known(tokens_R: Tensor, top_R: Tensor) -> Tensor:
-    """Return the tokens, NO_TOKEN where the largest logit is NaN or infinite."""
-    return torch.where(top_R < torch.inf, tokens_R, NO_TOKEN)
 
 
 def check_token(token: int, number: int) -> None:
