@@ -256,7 +256,7 @@ ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (
 
 RULE_STEP = Operation("the delta rule for the next tokens of each sequence", Step, (
     Row("delta_rule.mixed_step.mixed_step_reference", (NO_GPU,), "plain torch"),
-    Row("delta_rule.mixed_step.convolved_within", (GPU, FEW_STATES_OR_SEVERAL),
+    Row("delta_rule.within.convolved_within", (GPU, FEW_STATES_OR_SEVERAL),
         "two kernels, where a third one costs more than its bytes"),
     Row("delta_rule.mixed_step.convolved_before", (GPU, unless(FEW_STATES_OR_SEVERAL)),
         "convolved once, normed by the rule: 148 for 150, 64 sequences of 27B"),

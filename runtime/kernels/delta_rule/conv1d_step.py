@@ -1,6 +1,6 @@
 """The causal depthwise convolution of one token for each sequence.
 
-Chosen for: `RULE_STEP` with 256 states or more. mixed_step uses its parts with fewer.
+Chosen for: `RULE_STEP` with 256 states or more. within uses its parts with fewer.
 
 Formula, source and the pool of histories: see conv1d; both give the same bits.
 Trap: a step loads histories while the preceding kernels still run: between two steps of one pool

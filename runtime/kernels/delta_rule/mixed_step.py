@@ -4,10 +4,8 @@ Chosen for: `RULE_STEP`, that is all decoding, in two kernels of its own or by t
 
     q, k, v = silu(conv(qkv))        o = rule(q, k, v, a, b)        y = gated_norm(o, z)
 
-With few sequences a kernel costs more than the bytes it moves, so there are two. The first has a
-program for some columns of a head, which convolves the inputs of that head itself; the second norms
-whole heads and updates the histories, which no program reads any more by then. With many sequences
-conv1d_step runs first, and a program of step has a whole head, which it norms.
+With few sequences a kernel costs more than the bytes it moves, so there are two: see within. With
+many sequences conv1d_step runs first, and a program of step has a whole head, which it norms.
 
 A sequence may have several tokens, drafted ones. They pass one after another through a state that
 stays in registers, and each leaves state and history in a slot of its own: whichever of them turns
@@ -26,27 +24,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from runtime.kernels.cases import Step
-from runtime.kernels.delta_rule.conv1d_step import (
-    conv1d_step,
-    conv1d_step_reference,
-    convolved,
-    history_after,
-    numbers,
-    store_history,
-    taps_before,
-)
-from runtime.kernels.delta_rule.rule import EPS
+from runtime.kernels.delta_rule.conv1d_step import conv1d_step, conv1d_step_reference
 from runtime.kernels.delta_rule.states import gated_delta_step, gated_delta_step_reference
-from runtime.kernels.delta_rule.step import advance, gates
+from runtime.kernels.delta_rule.within import convolved_within, rows_each
 from runtime.kernels.dispatch import RULE_STEP
-from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.norm.gated import Gate, gated_norm
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.launch import use_triton
+from runtime.kernels.norm.gated import Gate
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_COLUMNS = 16
 
 
 class Rule(NamedTuple):
@@ -117,16 +103,10 @@ def mixed_step(
                                its slot if that is but one; negative for padding: nothing written
     """
     step = _step(
-        Step(use_triton(qkv_DC), slots_D.numel() * rule.values[0], _each(sources_B, slots_D))
+        Step(use_triton(qkv_DC), slots_D.numel() * rule.values[0], rows_each(sources_B, slots_D))
     )
     y_DVv: Tensor = step(qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool, sources_B, slots_D)
     return y_DVv
-
-
-def _each(sources_B: Tensor, slots_D: Tensor) -> int:
-    each = slots_D.numel() // sources_B.numel()
-    assert slots_D.numel() == each * sources_B.numel(), "as many rows for each sequence"
-    return each
 
 
 def convolved_before(
@@ -145,209 +125,6 @@ def convolved_before(
     qkv = conv1d_step(qkv_BC, rule.conv_C1K, conv_pool, slots_B)
     gates, gate = (a_BV, b_BV, rule.A_log, rule.dt_bias), Gate(z_BVv, rule.norm_v, rule.eps)
     return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
-
-
-def convolved_within(
-    qkv_DC: Tensor,
-    z_DVv: Tensor,
-    a_DV: Tensor,
-    b_DV: Tensor,
-    rule: Rule,
-    conv_pool: Tensor,
-    state_pool: Tensor,
-    sources_B: Tensor,
-    slots_D: Tensor,
-) -> Tensor:
-    """Return `mixed_step`, convolved in the kernel of the rule, the norm in one of its own."""
-    _check(qkv_DC, z_DVv, rule, conv_pool, state_pool)
-    (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(sources_B)
-    channels, _, taps = rule.conv_C1K.shape
-    each = _each(sources_B, slots_D)
-    o, y = (torch.empty(z_DVv.shape, dtype=qkv_DC.dtype, device=qkv_DC.device) for _ in "oy")
-    columns = min(_COLUMNS, power_of_two(dv))
-    _rule_kernel[(-(-dv // columns), heads, batch)](
-        qkv_DC,
-        a_DV,
-        b_DV,
-        rule.conv_C1K,
-        rule.A_log,
-        rule.dt_bias,
-        conv_pool,
-        state_pool,
-        sources_B,
-        slots_D,
-        o,
-        *(x.stride(0) for x in (qkv_DC, a_DV, b_DV, conv_pool, state_pool)),
-        dk**-0.5,
-        EPS,
-        EACH=each,
-        H=key_heads,
-        V=heads,
-        DK=dk,
-        DV=dv,
-        K=taps,
-        BK=power_of_two(dk),
-        BV=columns,
-        num_warps=1,
-        **early(),
-    )
-    _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), len(slots_D))](
-        o,
-        z_DVv,
-        rule.norm_v,
-        y,
-        qkv_DC,
-        conv_pool,
-        sources_B,
-        slots_D,
-        channels,
-        *(x.stride(0) for x in (z_DVv, qkv_DC, conv_pool)),
-        rule.eps,
-        EACH=each,
-        V=heads,
-        DV=dv,
-        K=taps,
-        BV=power_of_two(dv),
-        BJ=power_of_two(taps),
-        num_warps=1,
-        **early(),
-    )
-    return y
-
-
-def _check(qkv: Tensor, z: Tensor, rule: Rule, conv_pool: Tensor, state_pool: Tensor) -> None:
-    (heads, dv), (_, dk) = rule.values, rule.keys
-    channels, _, taps = rule.conv_C1K.shape
-    assert qkv.shape[1] == channels, "one filter for each channel"
-    assert qkv.stride(1) == 1, "channels must be contiguous"
-    assert z.stride()[1:] == (dv, 1), "heads of a token must follow one another"
-    assert rule.conv_C1K.is_contiguous(), "the filters must be contiguous"
-    assert conv_pool.shape[1:] == (channels, taps - 1), "the pool of histories is [slots, C, K-1]"
-    assert state_pool.shape[1:] == (heads, dk, dv), "the pool of states is [slots, V, k, v]"
-    assert conv_pool[0].is_contiguous(), "a history must be contiguous"
-    assert state_pool[0].is_contiguous(), "a state must be contiguous"
-
-
-@jit
-def _rule_kernel(
-    qkv,
-    a,
-    b,
-    filters,
-    A_log,
-    dt_bias,
-    conv_pool,
-    pool,
-    sources,
-    slots,
-    o,
-    qkv_row,
-    a_row,
-    b_row,
-    conv_row,
-    pool_row,
-    scale,
-    eps,
-    EACH: tl.constexpr,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    K: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-):
-    start_next()
-    h = tl.program_id(1)
-    n = tl.program_id(2).to(tl.int64)
-    i = tl.arange(0, BK)
-    j = tl.program_id(0) * BV + tl.arange(0, BV)
-    source = tl.load(sources + n).to(tl.int64)
-    o_at = o + (n * EACH * V + h) * DV + j
-    # states, histories and weights do not depend on the kernels before
-    keys, columns = i < tl.where(source >= 0, DK, 0), j < tl.where(source >= 0, DV, 0)
-    inside = keys[:, None] & columns[None, :]
-    state_at = pool + (h * DK + i[:, None]) * DV + j[None, :]
-    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0).to(tl.float32)
-    history = conv_pool + source * conv_row
-    q_c = h // (V // H) * DK + i
-    k_c = q_c + H * DK
-    v_c = 2 * H * DK + h * DV + j
-    q_w, q_s, q_old = taps_before(filters, history, q_c, keys, K)
-    k_w, k_s, k_old = taps_before(filters, history, k_c, keys, K)
-    v_w, v_s, v_old = taps_before(filters, history, v_c, columns, K)
-    A_h, bias_h = tl.load(A_log + h), tl.load(dt_bias + h)
-    wait_for_inputs()
-    if source < 0:
-        for token in tl.static_range(EACH):
-            tl.store(o_at + token * V * DV, tl.zeros((BV,), o.dtype.element_ty), mask=j < DV)
-        return
-
-    t = n * EACH
-    x = qkv + t * qkv_row
-    a_s = numbers(a + t * a_row + h, source >= 0, a_row, EACH)
-    b_s = numbers(b + t * b_row + h, source >= 0, b_row, EACH)
-    q_s = convolved(q_s + numbers(x + q_c, keys, qkv_row, EACH), q_w, q_old, o, EACH, K)
-    k_s = convolved(k_s + numbers(x + k_c, keys, qkv_row, EACH), k_w, k_old, o, EACH, K)
-    v_s = convolved(v_s + numbers(x + v_c, columns, qkv_row, EACH), v_w, v_old, o, EACH, K)
-    for token in tl.static_range(EACH):
-        q_k = q_s[token] * tl.rsqrt(tl.sum(q_s[token] * q_s[token], 0) + eps) * scale
-        k_k = k_s[token] * tl.rsqrt(tl.sum(k_s[token] * k_s[token], 0) + eps)
-        g, beta = gates(a_s[token], b_s[token], A_h, bias_h, b)
-        o_v, S_kv = advance(S_kv, q_k, k_k, v_s[token], tl.exp(g), beta)
-        tl.store(o_at + token * V * DV, o_v.to(o.dtype.element_ty), mask=j < DV)
-        kept = S_kv.to(pool.dtype.element_ty)
-        tl.store(state_at + tl.load(slots + t + token).to(tl.int64) * pool_row, kept, mask=inside)
-        S_kv = kept.to(tl.float32)
-
-
-@jit
-def _norm_kernel(
-    o,
-    z,
-    weight,
-    y,
-    qkv,
-    conv_pool,
-    sources,
-    slots,
-    C,
-    z_row,
-    qkv_row,
-    conv_row,
-    eps,
-    EACH: tl.constexpr,
-    V: tl.constexpr,
-    DV: tl.constexpr,
-    K: tl.constexpr,
-    BV: tl.constexpr,
-    BJ: tl.constexpr,
-):
-    """Norm and gate one head of a row; with a sequence's first row write the histories of all.
-
-    They are those of as many channels as a head is wide.
-    """
-    start_next()
-    h, n = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    source = tl.load(sources + n // EACH).to(tl.int64)
-    j = tl.arange(0, BV)
-    inside = j < tl.where(h < V, DV, 0)
-    w_v = tl.load(weight + j, mask=inside, other=0.0).to(tl.float32)
-    c = h * BV + j
-    known = c < tl.where((source >= 0) & (n % EACH == 0), C, 0)
-    wait_for_inputs()
-    o_v = tl.load(o + (n * V + h) * DV + j, mask=inside, other=0.0).to(tl.float32)
-    z_v = tl.load(z + n * z_row + h * DV + j, mask=inside, other=0.0).to(tl.float32)
-    root = tl.rsqrt(tl.sum(o_v * o_v, 0) / DV + eps)
-    y_v = gated_norm(o_v, z_v, w_v, root, weight, y)
-    tl.store(y + (n * V + h) * DV + j, y_v.to(y.dtype.element_ty), mask=inside)
-    x, history = qkv + n * qkv_row + c, conv_pool + source * conv_row + c * (K - 1)
-    kept = ()
-    for token in tl.static_range(EACH):
-        kept += (history_after(x, qkv_row, history, known, token, K, BJ),)  # type: ignore[assignment]
-    for token in tl.static_range(EACH):
-        slot = tl.load(slots + n + token, mask=n % EACH == 0, other=0).to(tl.int64)
-        store_history(kept[token], conv_pool + slot * conv_row + c * (K - 1), known, K)
 
 
 _step = RULE_STEP.bind(mixed_step_reference, convolved_within, convolved_before)

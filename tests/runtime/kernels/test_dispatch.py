@@ -25,6 +25,7 @@ from runtime.kernels.cases import (
     Added,
     ChosenExperts,
     CodesProduct,
+    Draw,
     Gated,
     Heads,
     Inputs,
@@ -108,9 +109,10 @@ CASES = {
         Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Step: lambda: itertools.starmap(
-        Step, itertools.product(BOTH, (16, 48, 255, 256, 384, 3072), BOTH)
+        Step, itertools.product(BOTH, (16, 48, 255, 256, 384, 3072), (1, 4))
     ),
     RuleOutput: lambda: itertools.starmap(RuleOutput, itertools.product(BOTH, (64, 128), BOTH)),
+    Draw: lambda: itertools.starmap(Draw, itertools.product(BOTH, (torch.bfloat16, torch.float32))),
     Heads: lambda: itertools.starmap(
         Heads, itertools.product((0, 1, 16, 17, 32, 33, 64, 65), (1, 2), (1, 2, 4), BOTH)
     ),
@@ -255,8 +257,8 @@ def one_token_before(case):
 def rule_step_before(case):
     if not case.gpu:
         return "delta_rule.mixed_step.mixed_step_reference"
-    if case.copied or case.states < 256:
-        return "delta_rule.mixed_step.convolved_within"
+    if case.each > 1 or case.states < 256:
+        return "delta_rule.within.convolved_within"
     return "delta_rule.mixed_step.convolved_before"
 
 
@@ -267,7 +269,7 @@ def rule_output_before(case):
 
 
 def attention_before(case):
-    few = case.newest == 1 and 0 < case.rows * case.kv_heads <= 64
+    few = case.each == 1 and 0 < case.rows * case.kv_heads <= 64
     if few and not case.prompts:
         return "attention.step.attention_step"
     return "attention.write.norm_rope_write"
@@ -277,6 +279,11 @@ def prompts_before(case):
     if not case.gpu or (case.compiled and case.dtype == torch.float32):
         return "attention.reference.attention_prefill_reference"
     return "attention.prefill.launch_prefill"
+
+
+def draw_before(case):
+    counted = case.gpu and case.dtype == torch.bfloat16
+    return "sample.draw.by_counts" if counted else "sample.draw.by_sort"
 
 
 BEFORE = {
@@ -297,6 +304,7 @@ BEFORE = {
     dispatch.RULE_OUTPUT: rule_output_before,
     dispatch.ATTENTION: attention_before,
     dispatch.PROMPTS: prompts_before,
+    dispatch.DRAW: draw_before,
 }
 FEW_PACKED = dispatch.A_FEW_TOKENS
 each_operation = pytest.mark.parametrize(

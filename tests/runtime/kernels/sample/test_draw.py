@@ -9,12 +9,9 @@ INF = float("inf")
 WAYS = [
     (1.0, INF, 1.0),
     (0.7, 20.0, 0.8),
-    (1.0, 1.0, 1.0),
-    (0.3, INF, 0.9),
-    (1.5, 7.0, 1.0),
-    (1.0, 3000.0, 0.999),
-    (2.0, INF, 1e-9),
-    (1e-100, INF, 1.0),
+    (1.5, 1.0, 1.0),
+    (0.3, 3000.0, 0.9),
+    (1e-100, INF, 1e-9),
 ]
 
 
@@ -27,15 +24,22 @@ def numbers(count, seed):
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("size", [5, 5000])
-@pytest.mark.parametrize("scale", [0.01, 3.0])
-def test_counting_draws_what_sorting_does(size, scale, interpreter):
+@pytest.mark.parametrize(
+    ("size", "scale", "number"),
+    [
+        (5, 3.0, None),
+        (5000, 3.0, None),
+        (5000, 0.01, None),
+        (300, 1.0, 0.0),
+        (300, 1.0, 1 - 2**-53),
+    ],
+)
+def test_counting_draws_what_sorting_does(size, scale, number, interpreter):
     """Many logits are alike where they are small: which of them it is depends on their order."""
     ways = torch.tensor(WAYS, dtype=torch.float64)
-    for seed, number in enumerate([None, 0.0, 1 - 2**-53]):
-        logits, at = rows(len(ways), size, seed, scale), numbers(len(ways), seed)
-        at = at if number is None else torch.full_like(at, number)
-        assert by_counts(logits, ways, at).tolist() == by_sort(logits, ways, at).tolist()
+    logits, at = rows(len(ways), size, size, scale), numbers(len(ways), size)
+    at = at if number is None else torch.full_like(at, number)
+    assert by_counts(logits, ways, at).tolist() == by_sort(logits, ways, at).tolist()
 
 
 def test_zeros_of_both_signs_and_endless_logits_have_their_places(interpreter):
@@ -48,7 +52,7 @@ def test_zeros_of_both_signs_and_endless_logits_have_their_places(interpreter):
         ]
     ).bfloat16()
     ways = torch.tensor([[1.0, INF, 1.0]] * 4, dtype=torch.float64)
-    for at in (0.0, 0.3, 0.5, 0.9):
+    for at in (0.3, 0.9):
         at = torch.full((4,), at, dtype=torch.float64)
         got = by_counts(logits, ways, at).tolist()
         assert got == by_sort(logits, ways, at).tolist()
