@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from runtime.errors import LogitsError, RequestError
-from runtime.kernels.sample.draw import NO_TOKEN, draw, known
+from runtime.kernels.sample.draw import NO_TOKEN, draw
+from runtime.kernels.sample.likeliest import likeliest
 from runtime.state import send
 
 
@@ -100,8 +101,7 @@ class Sampler:
         sampled  whether there are rows that are not greedy: to draw takes a sort
         """
         if not sampled:
-            top, tokens = logits_RV.max(-1)
-            return known(tokens, top)
+            return likeliest(logits_RV, NO_TOKEN)
         return draw(logits_RV, self.settings[slots_R], self.numbers[slots_R, places_R])
 
     def take(self, slots_R: Tensor, out: Tensor) -> None:

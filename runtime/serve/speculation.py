@@ -25,6 +25,7 @@ from torch import Tensor
 
 from runtime.errors import RequestError
 from runtime.kernels.draft.settle import Places, settle
+from runtime.kernels.sample.likeliest import likeliest
 from runtime.model import Model, draft_logits, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
@@ -41,7 +42,6 @@ class Speculation:
     drafts             how many a step tries
     tried              the batch of last token and drafts; row n leaves its state in state n
     following          the same rows in the MTP head, with the tokens that follow them
-    ahead              a row of the MTP head alone, which drafts all but the first
     drafted, accepted  how many drafts were tried, and how many were right
     """
 
@@ -69,7 +69,6 @@ class Speculation:
         self.tried, self.following = (
             Batch.pack(rows, [], model.device, each=len(rows)) for _ in range(2)
         )
-        self.ahead = Batch.pack(rows[:1], [], model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
         self.drafted = self.accepted = 0
 
@@ -150,15 +149,22 @@ class Speculation:
 
     def _draft(self, hidden_1H: Tensor) -> None:
         """Put the drafts in the rows that are tried next, from the head's state before them."""
-        tried, ahead = self.tried, self.ahead
-        for number in range(1, self.drafts + 1):
-            draft = tried.ids[number : number + 1]
-            torch.argmax(draft_logits(self.model, hidden_1H), -1, out=draft)
-            if number < self.drafts:
-                torch.add(tried.positions[:1], number - 1, out=ahead.positions)
-                torch.add(tried.positions[:1], number, out=ahead.lengths)
-                row = replace(ahead, ids=draft)
-                hidden_1H = draft_states(self.model, self.mtp_pools, row, hidden_1H)
+        ids = self.tried.ids
+        for row in range(self.drafts):
+            draft = likeliest(draft_logits(self.model, hidden_1H), 0)
+            ids[row + 1 : row + 2] = draft
+            if row + 1 < self.drafts:
+                batch = self._row(row, draft)
+                hidden_1H = draft_states(self.model, self.mtp_pools, batch, hidden_1H)
+
+    def _row(self, row: int, following: Tensor) -> Batch:
+        """Return one row of those that are tried next, in the head, with the token after it."""
+        tried, one = self.tried, slice(row, row + 1)
+        places = {
+            name: getattr(tried, name)[one]
+            for name in ("positions", "lengths", "slots", "states", "token_slots")
+        }
+        return replace(tried, each=1, ids=following, **places)
 
     def _choose(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Return the tokens after the last rows of a batch, whose hidden states these are."""

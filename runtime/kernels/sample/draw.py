@@ -71,12 +71,7 @@ def by_sort(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:
     place = torch.searchsorted(cumulated, at_R[:, None] * cumulated[:, -1:], right=True)
     last = (p > 0).sum(-1, keepdim=True) - 1
     tokens = order.gather(1, torch.minimum(place, last).clamp(min=0))[:, 0]
-    return known(tokens, ordered[:, 0])
-
-
-def known(tokens_R: Tensor, top_R: Tensor) -> Tensor:
-    """Return the tokens, NO_TOKEN where the largest logit is NaN or infinite."""
-    return torch.where(top_R < torch.inf, tokens_R, NO_TOKEN)
+    return torch.where(ordered[:, 0] < torch.inf, tokens, NO_TOKEN)
 
 
 def by_counts(logits_RV: Tensor, settings_R3: Tensor, at_R: Tensor) -> Tensor:

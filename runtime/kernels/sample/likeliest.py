@@ -1,0 +1,75 @@
+"""The likeliest token of each row.
+
+Chosen for: every greedy batch, and every draft.
+
+Two kernels, of chunks and of rows, in place of three that are not launched early. Of equal logits
+the first counts, as in `torch.max`.
+
+Shape letters: R rows, V vocabulary, C chunks of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK = 2048
+
+
+def likeliest_reference(logits_RV: Tensor, otherwise: int) -> Tensor:
+    """Say what `likeliest` computes, in plain torch."""
+    top, tokens = logits_RV.max(-1)
+    return torch.where(top < torch.inf, tokens, otherwise)
+
+
+def likeliest(logits_RV: Tensor, otherwise: int) -> Tensor:
+    """Return the token [R] int64 with the largest logit.
+
+    logits_RV  [R, V] any float, rows contiguous in themselves
+    otherwise  stands for the token where the largest logit is NaN or infinite
+    """
+    if not use_triton(logits_RV):
+        return likeliest_reference(logits_RV, otherwise)
+    assert logits_RV.stride(1) == 1, "rows must be contiguous"
+    rows, vocabulary = logits_RV.shape
+    chunks, device = -(-vocabulary // _CHUNK), logits_RV.device
+    top = torch.empty((rows, chunks), dtype=torch.float32, device=device)
+    at = torch.empty((rows, chunks), dtype=torch.int32, device=device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=device)
+    _chunk_kernel[(chunks, rows)](
+        logits_RV, logits_RV.stride(0), vocabulary, top, at, CHUNK=_CHUNK, num_warps=4, **early()
+    )
+    _row_kernel[(rows,)](
+        top, at, chunks, tokens, otherwise, MOST=power_of_two(chunks), num_warps=1, **early()
+    )
+    return tokens
+
+
+@jit
+def _chunk_kernel(logits, row_stride, V, top, at, CHUNK: tl.constexpr):
+    start_next()
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = chunk * CHUNK + tl.arange(0, CHUNK)
+    wait_for_inputs()
+    x = tl.load(logits + row * row_stride + i, mask=i < V, other=-float("inf")).to(tl.float32)
+    best, place = tl.max(tl.where(x >= -float("inf"), x, float("inf")), 0, return_indices=True)
+    tl.store(top + row * tl.num_programs(0) + chunk, best)
+    tl.store(at + row * tl.num_programs(0) + chunk, chunk * CHUNK + place)
+
+
+@jit
+def _row_kernel(top, at, C, tokens, otherwise, MOST: tl.constexpr):
+    start_next()
+    row, c = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
+    wait_for_inputs()
+    best = tl.load(top + row * C + c, mask=c < C, other=-float("inf"))
+    best, chunk = tl.max(best, 0, return_indices=True)
+    token = tl.load(at + row * C + chunk).to(tl.int64)
+    tl.store(tokens + row, tl.where(best < float("inf"), token, otherwise))
