@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from runtime.kernels.cases import Step
-from runtime.kernels.delta_rule.conv1d_step import conv1d_step, conv1d_step_reference
-from runtime.kernels.delta_rule.states import gated_delta_step, gated_delta_step_reference
+from runtime.kernels.delta_rule.conv1d import taps
+from runtime.kernels.delta_rule.conv1d_step import conv1d_step
+from runtime.kernels.delta_rule.rule import heads_first, recurrence
+from runtime.kernels.delta_rule.states import gated_delta_step
 from runtime.kernels.delta_rule.within import convolved_within, rows_each
 from runtime.kernels.dispatch import RULE_STEP
-from runtime.kernels.launch import use_triton
-from runtime.kernels.norm.gated import Gate
+from runtime.kernels.launch import use_triton, widen
+from runtime.kernels.norm.gated import Gate, gated_rmsnorm_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,18 +70,23 @@ def mixed_step_reference(
     slots_D: Tensor,
 ) -> Tensor:
     """Say what `mixed_step` computes, in plain torch; the pools are updated in place."""
-    y, each, before = torch.empty_like(z_DVv), len(slots_D) // len(sources_B), sources_B
-    for token in range(each):
-        rows = slice(token, None, each)
-        slots = slots_D[rows]
-        for pool in (conv_pool, state_pool):
-            pool[slots[slots >= 0]] = pool[before[before >= 0]]
-        qkv = conv1d_step_reference(qkv_DC[rows], rule.conv_C1K, conv_pool, slots)
-        gates = a_DV[rows], b_DV[rows], rule.A_log, rule.dt_bias
-        gate = Gate(z_DVv[rows], rule.norm_v, rule.eps)
-        y[rows] = gated_delta_step_reference(*rule.split(qkv), *gates, state_pool, slots, gate)
-        before = slots
-    return y
+    each, o = rows_each(sources_B, slots_D), torch.zeros_like(z_DVv)
+    sources, slots = sources_B.tolist(), slots_D.tolist()
+    for start, source in zip(range(0, len(slots), each), sources, strict=True):
+        if source < 0:
+            continue
+        rows = slice(start, start + each)
+        window = torch.cat([conv_pool[source].T.to(qkv_DC.dtype), qkv_DC[rows]])
+        heads = rule.split(taps(window, rule.conv_C1K))
+        inputs = heads_first(*heads, a_DV[rows], b_DV[rows], rule.A_log, rule.dt_bias)
+        state = state_pool[source]
+        for token, slot in enumerate(slots[rows]):
+            one = (x[:, token : token + 1] for x in inputs)
+            o_V1v, after = recurrence(widen(state), *one)
+            o[start + token] = o_V1v[:, 0].to(o.dtype)
+            state = state_pool[slot] = after.to(state_pool.dtype)
+            conv_pool[slot] = window[token + 1 : token + 1 + conv_pool.shape[2]].T
+    return gated_rmsnorm_reference(o, z_DVv, rule.norm_v, rule.eps)
 
 
 def mixed_step(
