@@ -37,7 +37,8 @@ from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
 from runtime.kernels.cases import Heads, Rows, RuleOutput
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
-from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step
+from runtime.kernels.delta_rule.mixed_step import mixed_step
+from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
 from runtime.kernels.draft.inputs import draft_inputs

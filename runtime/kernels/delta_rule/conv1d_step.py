@@ -79,7 +79,7 @@ def numbers(at, inside, step, COUNT: tl.constexpr):
     """Return a tuple of what lies at `at` and `step` apart from there on, in float32."""
     found = ()
     for j in tl.static_range(COUNT):
-        found += (tl.load(at + j * step, mask=inside, other=0.0).to(tl.float32),)
+        found += (tl.load(at + j * step, mask=inside, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     return found
 
 
@@ -119,7 +119,7 @@ def convolved(inputs, weights, older, y, EACH: tl.constexpr, K: tl.constexpr):
     for token in tl.static_range(EACH):
         total = older if token == 0 else older_taps(inputs, weights, token, K)
         y_C = mixed(inputs[K - 1 + token], total, weights[K - 1], y)
-        outputs += (y_C.to(tl.float32),)
+        outputs += (y_C.to(tl.float32),)  # type: ignore[assignment]
     return outputs
 
 

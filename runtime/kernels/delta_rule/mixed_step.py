@@ -19,7 +19,7 @@ key heads, V value heads, k key size, v value size, S slots.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,26 +36,7 @@ from runtime.kernels.norm.gated import Gate, gated_rmsnorm_reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class Rule(NamedTuple):
-    """A layer's own weights, as conv1d_step, gated_delta_step and gated_rmsnorm take them.
-
-    conv_C1K [C, 1, K], A_log and dt_bias [V], norm_v [v]; heads and sizes are (H, k) and (V, v)
-    """
-
-    conv_C1K: Tensor
-    A_log: Tensor
-    dt_bias: Tensor
-    norm_v: Tensor
-    keys: tuple[int, int]
-    values: tuple[int, int]
-    eps: float
-
-    def split(self, qkv_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the views q, k [T, H, k] and v [T, V, v]."""
-        key_width, value_width = self.keys[0] * self.keys[1], self.values[0] * self.values[1]
-        q, k, v = torch.split(qkv_TC, [key_width, key_width, value_width], -1)
-        return q.view(-1, *self.keys), k.view(-1, *self.keys), v.view(-1, *self.values)
+    from runtime.kernels.delta_rule.rule import Rule
 
 
 def mixed_step_reference(

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,27 @@ from runtime.kernels.launch import widen
 CHUNK = 64
 LONG = 4 * CHUNK  # a prompt whose chunks are worth a compiled loop
 EPS = 1e-6
+
+
+class Rule(NamedTuple):
+    """A layer's own weights, as conv1d_step, gated_delta_step and gated_rmsnorm take them.
+
+    conv_C1K [C, 1, K], A_log and dt_bias [V], norm_v [v]; heads and sizes are (H, k) and (V, v)
+    """
+
+    conv_C1K: Tensor
+    A_log: Tensor
+    dt_bias: Tensor
+    norm_v: Tensor
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    eps: float
+
+    def split(self, qkv_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the views q, k [T, H, k] and v [T, V, v]."""
+        key_width, value_width = self.keys[0] * self.keys[1], self.values[0] * self.values[1]
+        q, k, v = torch.split(qkv_TC, [key_width, key_width, value_width], -1)
+        return q.view(-1, *self.keys), k.view(-1, *self.keys), v.view(-1, *self.values)
 
 
 def gates(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from runtime.kernels.overlap import early, start_next, wait_for_inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.delta_rule.mixed_step import Rule
+    from runtime.kernels.delta_rule.rule import Rule
 
 _COLUMNS = 16
 

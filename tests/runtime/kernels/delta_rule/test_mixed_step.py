@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.kernels.delta_rule.mixed_step import Rule, mixed_step, mixed_step_reference
+from runtime.kernels.delta_rule.mixed_step import mixed_step, mixed_step_reference
+from runtime.kernels.delta_rule.rule import Rule
 
 # A dozen roundings, in a norm of a small output.
 FLOAT32 = 2**-16
