@@ -151,8 +151,7 @@ class Speculation:
         """Put the drafts in the rows that are tried next, from the head's state before them."""
         ids = self.tried.ids
         for row in range(self.drafts):
-            draft = likeliest(draft_logits(self.model, hidden_1H), 0)
-            ids[row + 1 : row + 2] = draft
+            draft = likeliest(draft_logits(self.model, hidden_1H), 0, ids[row + 1 : row + 2])
             if row + 1 < self.drafts:
                 batch = self._row(row, draft)
                 hidden_1H = draft_states(self.model, self.mtp_pools, batch, hidden_1H)

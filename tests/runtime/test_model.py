@@ -245,7 +245,7 @@ def test_a_history_off_by_one_token_is_seen(tiny):
     run(model, ids[:74], state)
     state.conv[0] = state.conv[0].roll(1, -1)
     with torch.no_grad():
-        batch = Batch.pack([[Span(ids[74:], 74, 0, 0)]], [], model.device)
+        batch = Batch.pack([Span(ids[74:], 74, 0, 0)], [], model.device)
         got = logits(model, hidden_states(model, state.pools(), batch))
     assert distance(got, expected[74:]) > FAULT
 

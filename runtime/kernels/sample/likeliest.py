@@ -29,20 +29,22 @@ def likeliest_reference(logits_RV: Tensor, otherwise: int) -> Tensor:
     return torch.where(top < torch.inf, tokens, otherwise)
 
 
-def likeliest(logits_RV: Tensor, otherwise: int) -> Tensor:
+def likeliest(logits_RV: Tensor, otherwise: int, out: Tensor | None = None) -> Tensor:
     """Return the token [R] int64 with the largest logit.
 
     logits_RV  [R, V] any float, rows contiguous in themselves
     otherwise  stands for the token where the largest logit is NaN or infinite
+    out        [R] int64 to be filled and returned, if there is one
     """
+    tokens = logits_RV.new_empty(len(logits_RV), dtype=torch.int64) if out is None else out
+    assert tokens.is_contiguous(), "tokens must be contiguous"
     if not use_triton(logits_RV):
-        return likeliest_reference(logits_RV, otherwise)
+        return tokens.copy_(likeliest_reference(logits_RV, otherwise))
     assert logits_RV.stride(1) == 1, "rows must be contiguous"
     rows, vocabulary = logits_RV.shape
     chunks, device = -(-vocabulary // _CHUNK), logits_RV.device
     top = torch.empty((rows, chunks), dtype=torch.float32, device=device)
     at = torch.empty((rows, chunks), dtype=torch.int32, device=device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=device)
     _chunk_kernel[(chunks, rows)](
         logits_RV, logits_RV.stride(0), vocabulary, top, at, CHUNK=_CHUNK, num_warps=4, **early()
     )

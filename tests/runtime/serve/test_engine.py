@@ -338,6 +338,19 @@ def test_a_stop_token_may_be_any_of_a_drafted_step(trained, drafts):
         assert speculation.accepted <= speculation.drafted
 
 
+def test_a_tied_head_drafts_the_first_tokens_alone(trained, monkeypatch):
+    model, ids = trained
+    whole, _, before = speculated(model, ids[:100], 40, 2)
+    monkeypatch.setattr("runtime.model.DRAFTED", 200)
+    some, _, speculation = speculated(model, ids[:100], 40, 2)
+    assert model.head is model.embed
+    assert some.tokens == whole.tokens
+    assert max(some.tokens) >= 200 > speculation.tried.ids[1:].max()
+    assert 0 < speculation.accepted < before.accepted
+    untied = dataclasses.replace(model, head=model.embed.clone())
+    assert untied.draft_head is untied.head
+
+
 def test_an_untrained_head_drafts_in_vain_and_harmlessly(sparse):
     ids = some_ids(70, sparse)
     request, _, speculation = speculated(sparse, ids, 10, 2)
