@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from runtime.kernels.sample.draw import NO_TOKEN, by_counts, by_sort
+from tests.runtime.models import needs_cuda
 
 INF = float("inf")
 WAYS = [
@@ -57,3 +58,12 @@ def test_zeros_of_both_signs_and_endless_logits_have_their_places(interpreter):
         got = by_counts(logits, ways, at).tolist()
         assert got == by_sort(logits, ways, at).tolist()
         assert got[2:] == [NO_TOKEN, NO_TOKEN]
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_counting_draws_what_sorting_does_from_a_whole_vocabulary():
+    ways = torch.tensor(WAYS, dtype=torch.float64, device="cuda")
+    for seed in range(4):
+        logits, at = rows(len(WAYS), 248320, seed).cuda(), numbers(len(WAYS), seed).cuda()
+        assert torch.equal(by_counts(logits, ways, at), by_sort(logits, ways, at))
