@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from quant.fourbit.ggml_codes import GgmlCodes
 from quant.ggml import codec
-from quant.ggml.i_grids import levels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +57,9 @@ def decoded(name: str, w_NK: Tensor, blocks_NB: Tensor) -> Decoded:
 
     from quant.fourbit.columns import is_usual, spread
     from quant.fourbit.judge import Decoded
-    from quant.fourbit.point_fields import FIELDS, take_points
+    from quant.fourbit.point_fields import FIELDS
+    from quant.fourbit.points import take_points
+    from quant.ggml.i_grids import levels
 
     columns, points = w_NK.shape[1], take_points(name, blocks_NB)
     steps = torch.from_numpy(points.steps(FIELDS[name].block))
@@ -88,8 +89,9 @@ def feed_back(name: str, w_NK: Tensor, factor: Factor, passes: int | None = None
     import torch
 
     from quant.fourbit.calibrate import in_turn, weights_of
-    from quant.fourbit.point_fields import EIGHT, put_points, take_points
+    from quant.fourbit.point_fields import EIGHT
     from quant.fourbit.point_walk import REACH, Walk, choose_points
+    from quant.fourbit.points import put_points, take_points
 
     factor = factor.on_cpu().joined(EIGHT)
     blocks = codec.encode(name, w_NK, importance=weights_of(factor.diagonal))

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from quant.fourbit import point_loops, walk
-from quant.fourbit.point_fields import EIGHT, FIELDS, Fields, Points
+from quant.fourbit.point_fields import EIGHT, FIELDS, Fields
+from quant.fourbit.points import Points
 from quant.fourbit.rows import BLOCK
 from quant.ggml.i_grids import levels
 

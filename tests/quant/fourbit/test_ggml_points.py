@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from quant.fourbit.ggml_points import feed_back
 from quant.fourbit.hessian import Factor, factor
-from quant.fourbit.point_fields import EIGHT, FIELDS, put_points, take_points
+from quant.fourbit.point_fields import EIGHT, FIELDS
 from quant.fourbit.point_walk import REACH, Walk
+from quant.fourbit.points import put_points, take_points
 from quant.ggml import codec
 from quant.ggml.i_grids import levels
 from quant.ggml.scheme import BLOCKS
