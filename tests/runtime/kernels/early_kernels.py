@@ -1,0 +1,212 @@
+"""Print, as JSON, what each kernel that is launched early does before it waits.
+
+Run as a program, without TRITON_INTERPRET: kernels are compiled for sm_90, which takes no GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from runtime.kernels.attention.decode import attention_decode
+from runtime.kernels.attention.step import attention_step
+from runtime.kernels.attention.write import norm_rope_write
+from runtime.kernels.delta_rule import within
+from runtime.kernels.delta_rule.conv1d_step import conv1d_step
+from runtime.kernels.delta_rule.rule import Rule
+from runtime.kernels.delta_rule.step import launch_step
+from runtime.kernels.encode.rows import Codes
+from runtime.kernels.linear import few, few_gated, packed_rows, packed_tiles, row, row_gated
+from runtime.kernels.linear.packed import PackedWeight
+from runtime.kernels.linear.row_strips import strips
+from runtime.kernels.linear.weight import Fp8Weight, Stored
+from runtime.kernels.moe import rows as moe_rows
+from runtime.kernels.moe.packed import packed_tokens
+from runtime.kernels.moe.routing import route, route_absorbed
+from runtime.kernels.moe.row import routed_row
+from runtime.kernels.moe.sort import expert_blocks
+from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
+from runtime.kernels.norm import gated, rms
+from runtime.kernels.sample.likeliest import likeliest
+from tests.runtime.kernels import planted
+from tests.runtime.kernels.launches import caught, dialect, source
+from tests.runtime.kernels.order import Order
+
+KERNELS = Path("runtime/kernels")
+
+
+def some(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def whole(*shape):
+    return some(*shape, dtype=torch.int64)
+
+
+def fp8(*shape, edge=128):
+    *stack, n, k = shape
+    grid = (-(-n // 128), -(-k // 128)) if edge > 1 else (n, 1)
+    codes = some(*shape, dtype=torch.float8_e4m3fn)
+    return Fp8Weight(codes, some(*stack, *grid, dtype=torch.float32))
+
+
+def packed(*shape, group):
+    """Return NVFP4 where a group is 16, else INT4."""
+    *stack, n, k = shape
+    chunks, form = -(-k // 256), torch.uint8 if group == 16 else torch.bfloat16
+    words = some(*stack, chunks, n, 32, dtype=torch.int32)
+    scale = some(*stack, chunks, n, 256 // group, dtype=form)
+    return PackedWeight(words, scale, some(*stack, n, dtype=torch.float32), k)
+
+
+def attention(length):
+    q, k, norm, angle = some(4, 16, 256), some(4, 2, 256), some(256), some(4, 32)
+    pool, at = some(8, length, 2, 256), (whole(4), whole(4))
+    attention_step(q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
+    norm_rope_write(q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
+    attention_decode(q, q, pool, pool, *at, late=4)
+
+
+def delta_rule(rows, sequences):
+    heads, key_heads = 32, 16
+    channels = (2 * key_heads + heads) * 128
+    qkv, z, head = some(rows, channels), some(rows, heads, 128), some(heads)
+    rule = Rule(some(channels, 1, 4), head, head, some(128), (key_heads, 128), (heads, 128), 1e-6)
+    pools = some(16, channels, 3), some(16, heads, 128, 128, dtype=torch.float32)
+    a, at = some(rows, heads), (whole(sequences), whole(rows))
+    within.convolved_within(qkv, z, a, a, rule, *pools, *at)
+    conv1d_step(qkv, rule.conv_C1K, pools[0], at[1])
+    gate = gated.Gate(z, rule.norm_v, 1e-6)
+    for each in (None, gate):
+        launch_step(*rule.split(qkv), a, a, head, head, pools[1], at[1], each)
+
+
+def norms(hidden, rows=4):
+    x, norm, codes = (
+        some(rows, hidden),
+        some(hidden),
+        Codes.room(rows, hidden, torch.device("meta")),
+    )
+    z = some(rows, 32, 128)
+    rms.rmsnorm(x, norm, 1e-6)
+    rms.rmsnorm(x, norm, 1e-6, codes)
+    rms.add_rmsnorm(x, x, norm, 1e-6)
+    rms.add_rmsnorm(rms.Parts(some(4, rows, hidden, dtype=torch.float32)), x, norm, 1e-6)
+    gated.gated_rmsnorm(z, z, some(128), 1e-6)
+    gated.gated_rmsnorm_codes(z, z, some(128), 1e-6)
+    add_pairs_rmsnorm(Pairs(some(rows * 9, hidden), 9), x, norm, 1e-6)
+
+
+def one_row(hidden, weight):
+    x, norm = some(1, hidden), some(hidden)
+    row.row_linear(x, weight(2 * hidden, hidden), some(1, 2 * hidden))
+    row.row_linear(x, weight(512, hidden))
+    row.normed_within(x, norm, 1e-6, weight(4 * hidden, hidden), some(64, hidden))
+    row._launch(x, norm, 1e-6, None, weight(257, hidden), kept=some(1, hidden))
+    row_gated.row_gated(x, weight(8 * hidden, hidden), norm)
+    row_gated.row_gated(x, weight(8 * hidden, hidden))
+
+
+def few_rows(weight, hidden=2048):
+    x = some(4, hidden)
+    few.few_products(x, weight(12288, hidden), some(64, hidden))
+    few.few_linear(x, weight(1024, hidden))
+    few.few_parts(some(4, 2 * hidden), weight(hidden, 2 * hidden))
+    few_gated.few_gated(x, weight(8 * hidden, hidden))
+
+
+def experts(weight, tokens=4):
+    gate_up, down = Stored.of(weight(257, 1024, 2048)), Stored.of(weight(257, 2048, 512))
+    routed_row(some(1, 2048), gate_up, down, some(1, 257), 8, some(1, 2048))
+    moe_rows.few_pairs(some(tokens, 2048), gate_up, down, some(tokens, 9), whole(tokens, 9))
+
+
+def choices():
+    route(some(4, 256), 8)
+    route_absorbed(some(4, 257), 8)
+    expert_blocks(whole(64, 9), 257, 16)
+    likeliest(some(4, 248320), 0)
+
+
+def four_bits(group):
+    def weight(*shape):
+        return packed(*shape, group=group)
+
+    packed_rows.packed_row(some(1, 2048), weight(2048, 2048), some(1, 2048))
+    packed_rows.packed_gated(some(1, 2048), weight(8192, 2048))
+    stacks = weight(257, 1024, 2048), weight(257, 2048, 512)
+    packed_tokens(some(4, 2048), *stacks, some(4, 9), whole(4, 9), some(4, 2048))
+    packed_tiles.packed_linear(some(64, 2048), weight(1024, 2048))
+
+
+def cases():
+    attention(8192)
+    attention(512)
+    delta_rule(1, 1)
+    delta_rule(4, 1)
+    delta_rule(16, 16)
+    norms(2048)
+    for hidden in (1024, 2048, 5120):
+        one_row(hidden, some)
+        one_row(hidden, fp8)
+    one_row(2048, lambda *shape: fp8(*shape, edge=1))
+    for edge in (1, 128):
+        few_rows(lambda *shape, edge=edge: fp8(*shape, edge=edge))
+        experts(lambda *shape, edge=edge: fp8(*shape, edge=edge))
+        second = some(64, 2048), fp8(64, 2048, edge=edge)
+        strips(some(1, 2048), some(2048), 1e-6, fp8(12288, 2048, edge=edge), second[0])
+        strips(some(1, 2048), some(2048), 1e-6, fp8(12288, 2048, edge=edge), second[1])
+    few_rows(some)
+    few_rows(some, hidden=1000)
+    few_rows(fp8, hidden=1152)
+    experts(some)
+    choices()
+    for group in (16, 32, 128):
+        four_bits(group)
+
+
+def name_of(kernel):
+    return f"{kernel.fn.__module__.removeprefix('runtime.kernels.')}.{kernel.fn.__name__}"
+
+
+def launched_early():
+    """Return the kernels that the sources launch early."""
+    names = set()
+    for path in KERNELS.rglob("*.py"):
+        module = ".".join(path.with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and any(_is_early(word) for word in node.keywords):
+                names.add(name_of(getattr(import_module(module), node.func.value.id)))
+    return sorted(names)
+
+
+def _is_early(word):
+    return word.arg is None and ast.unparse(word.value) == "early()"
+
+
+def orders():
+    """Return of each kernel what it does before it waits in any case, and if it waits in all."""
+    with caught() as launches:
+        cases()
+        planted.cases(some(64, 64))
+    found, seen = {}, set()
+    for kernel, arguments, options in launches:
+        if not options.pop("launch_pdl", False):
+            continue
+        given = source(kernel, arguments)
+        key = given.hash(), str(options)
+        if key not in seen:
+            order = Order(dialect(given, options))
+            early, waits = found.get(name_of(kernel), (set(), True))
+            found[name_of(kernel)] = early | order.early, waits and order.waits
+        seen.add(key)
+    return {name: (sorted(early), waits) for name, (early, waits) in found.items()}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps({"launched": launched_early(), "orders": orders()}))

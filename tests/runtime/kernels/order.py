@@ -1,0 +1,94 @@
+"""What a kernel in Triton's GPU dialect does before it waits for the kernels before it.
+
+The text is structured: a line after another is run after it, in the same turn of a loop.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAME = r"%[\w.$-]+"
+_READS = re.compile(
+    r"(?:tt\.load|ttg\.async_copy_global_to_local|tt\.ptr_to_int|tt\.atomic_\w+) "
+    rf"({_NAME})"
+)
+_STORE = re.compile(rf"tt\.store ({_NAME})")
+_ARGUMENT = re.compile(rf"({_NAME}): !tt\.ptr<")
+_CARRIED = re.compile(rf"({_NAME}) = ({_NAME})")
+
+
+class Order:
+    """A walk through a kernel.
+
+    early  what it does before it has waited on every path: the names of the pointers that it reads,
+           "start_next", and "store" with a name
+    waits  whether it waits on every path
+    """
+
+    def __init__(self, text: str) -> None:
+        self.early: set[str] = set()
+        self.waits = False
+        self.roots: dict[str, frozenset[str]] = {}
+        self.entry = True
+        # of each region that is open: its kind, whether it had waited at its start, its results,
+        # whether the branch before it waits
+        self.open: list[tuple[str, bool, str, bool]] = []
+        for line in text.splitlines():
+            self._line(line.strip())
+
+    def _line(self, line: str) -> None:
+        if line.startswith("tt.func"):
+            self.roots |= {name: frozenset([name[1:]]) for name in _ARGUMENT.findall(line)}
+        elif line.startswith("^bb") and not self.open:
+            self.entry = False  # a wait in a block that may be left out does not count
+        elif line.startswith("} else"):
+            kind, before, results, _ = self.open.pop()
+            self.open.append((kind, before, results, self.waits))
+            self.waits = before
+        elif line.startswith("}") and self.open:
+            self._close()
+        elif line.startswith("scf.yield") and self.open:
+            self._hand_on(self.open[-1][2], line)
+        else:
+            self._step(line)
+
+    def _step(self, line: str) -> None:
+        result = re.match(rf"({_NAME})(?::\d+)? = ", line)
+        read, store = _READS.search(line), _STORE.search(line)
+        if "griddepcontrol.wait" in line:
+            self.waits = self.waits or self.entry or bool(self.open)
+        elif "griddepcontrol.launch_dependents" in line:
+            self._note(["start_next"])
+        elif read:
+            self._note(self.roots[read[1]])
+        elif store:
+            self._note(f"store {name}" for name in self.roots[store[1]])
+        elif result and "!tt.ptr<" in line:
+            self._hand_on(result[1], line.split(" = ", 1)[1])
+        if line.endswith("{") and not line.startswith("module"):
+            self._enter(line, result[1] if result else "")
+
+    def _enter(self, line: str, results: str) -> None:
+        first = line.split("iter_args", 1)[-1]
+        for carried, value in _CARRIED.findall(first):
+            self._hand_on(carried, value)
+        self._hand_on(results, first)
+        kind = "for" if "scf.for" in line else "if" if "scf.if" in line else "other"
+        self.open.append((kind, self.waits, results, False))
+
+    def _close(self) -> None:
+        kind, before, _, first_branch = self.open.pop()
+        if kind == "if":
+            in_loop = any(outer == "for" for outer, *_ in self.open)
+            # a wait in the first turn of a loop is under a condition, without another branch
+            either = first_branch or self.waits if in_loop else first_branch and self.waits
+            self.waits = before or either
+
+    def _note(self, names) -> None:
+        if not self.waits:
+            self.early |= set(names)
+
+    def _hand_on(self, result: str, operands: str) -> None:
+        if result:
+            found = [self.roots[n] for n in re.findall(_NAME, operands) if n in self.roots]
+            self.roots[result] = frozenset().union(self.roots.get(result, frozenset()), *found)

@@ -1,0 +1,68 @@
+"""Small kernels that wait as they should, or not, to see that it is found out."""
+
+from __future__ import annotations
+
+from runtime.kernels.launch import jit, tl
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
+
+
+@jit
+def right(x, y):
+    i = tl.arange(0, 64)
+    wait_for_inputs()
+    tl.store(y + i, tl.load(x + i))
+
+
+@jit
+def reads_before(x, y):
+    start_next()
+    i = tl.arange(0, 64)
+    value = tl.load(x + i)
+    wait_for_inputs()
+    tl.store(y + i, value)
+
+
+@jit
+def stores_before(x, y):
+    i = tl.arange(0, 64)
+    tl.store(y + i, i.to(y.dtype.element_ty))
+    wait_for_inputs()
+
+
+@jit
+def waits_in_one_branch(x, y):
+    i = tl.arange(0, 64)
+    if tl.program_id(0) == 0:
+        wait_for_inputs()
+    tl.store(y + i, tl.load(x + i))
+
+
+@jit
+def waits_after_return(x, y):
+    i = tl.arange(0, 64)
+    if tl.program_id(0) == 0:
+        return
+    wait_for_inputs()
+    tl.store(y + i, tl.load(x + i))
+
+
+@jit
+def reads_ahead(x, y):
+    """The compiler reads x for the first turns before the loop."""
+    i = tl.arange(0, 64)
+    total = tl.zeros((64, 64), tl.float32)
+    for turn in tl.range(0, tl.num_programs(0), num_stages=3):
+        if turn == 0:
+            wait_for_inputs()
+        tile = tl.load(x + turn * 4096 + i[:, None] * 64 + i[None, :])
+        total = tl.dot(tile, tile, total)
+    tl.store(y + i[:, None] * 64 + i[None, :], total.to(y.dtype.element_ty))
+
+
+KERNELS = right, reads_before, stores_before, waits_in_one_branch, waits_after_return, reads_ahead
+
+
+def cases(x):
+    """Launch all of them."""
+    for kernel in KERNELS:
+        kernel[(2,)](x, x, num_warps=4, **early())

@@ -1,0 +1,98 @@
+"""What kernels that are launched early do before they wait: in compiled code, not in the source."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runtime.kernels.launch import HAS_TRITON
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+
+# Before it waits a kernel may read what no kernel of a step writes, and let the next one start
+# ("start_next"). All of these are weights, their scales and norms, except:
+#   slots, sources, lengths   written before a kernel that is not launched early: an embedding, or
+#                             the inputs of the draft head
+#   pool, conv_pool           states and histories that an earlier step wrote
+#   pool_k, pool_v            keys and values of earlier steps; decode leaves the newest ones out
+#   logits, residual          row_down: the kernel before it starts it only after its own wait
+#   experts, weights          moe.rows: so it does there
+# The kernels before these two must not have "start_next".
+BEFORE = {
+    "attention.decode._decode_kernel": "lengths pool_k pool_v slots start_next",
+    "attention.parts._combine_kernel": "start_next",
+    "attention.step._step_kernel": "lengths pool_k pool_v slots start_next wk wq",
+    "attention.write._kernel": "start_next wk wq",
+    "delta_rule.conv1d_step._step_kernel": "pool slots start_next weight",
+    "delta_rule.step._step_kernel": "A_log dt_bias pool slots start_next",
+    "delta_rule.within._norm_kernel": "sources start_next weight",
+    "delta_rule.within._rule_kernel": ("A_log conv_pool dt_bias filters pool sources start_next"),
+    "linear.few._few_kernel": "scale start_next weight weight2",
+    "linear.few_gated._gated_kernel": "gate_up scale start_next",
+    "linear.packed_rows._finish_kernel": "start_next",
+    "linear.packed_rows._parts_kernel": "start_next words",
+    "linear.packed_tiles._spread_kernel": "start_next",
+    "linear.packed_tiles._sum_parts_kernel": "start_next",
+    "linear.row._rows_kernel": "norm scale start_next weight weight2",
+    "linear.row_gated._gated_kernel": "gate_up norm scale start_next",
+    "linear.row_strips._strips_kernel": "norm scale scale2 start_next weight weight2",
+    "moe.routing._route_kernel": "start_next",
+    "moe.row._gated_kernel": "gate_up",
+    "moe.row_down.down_kernel": "down logits residual scale start_next",
+    "moe.rows._down_kernel": "down experts scale start_next weights",
+    "moe.rows._gated_kernel": "",
+    "moe.sort._before_kernel": "start_next",
+    "moe.sort._place_kernel": "start_next",
+    "moe.sort._rank_kernel": "start_next",
+    "moe.sum._sum_norm_kernel": "start_next",
+    "norm.gated._gated_codes_kernel": "start_next",
+    "norm.gated._gated_rmsnorm_kernel": "start_next",
+    "norm.rms._add_rmsnorm_kernel": "start_next weight",
+    "norm.rms._rmsnorm_kernel": "start_next weight",
+    "sample.likeliest._chunk_kernel": "start_next",
+    "sample.likeliest._row_kernel": "start_next",
+}
+PLANTED = {
+    "right": ("", True),
+    "reads_before": ("start_next x", True),
+    "stores_before": ("store y", True),
+    "waits_in_one_branch": ("store y x", False),
+    "waits_after_return": ("store y x", False),
+    "reads_ahead": ("x", True),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.kernels.early_kernels"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_all_that_are_launched_early_are_looked_at(found):
+    assert found["launched"] == sorted(BEFORE)
+    assert set(BEFORE) < set(found["orders"])
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_before_it_waits_a_kernel_reads_what_none_writes(found, name):
+    """The compiler may move a wait behind reads that the source has after it."""
+    early, waits = found["orders"][name]
+    assert early == BEFORE[name].split()
+    assert waits, "it does not wait on every path"
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_kernel_that_waits_too_late_is_found_out(found, name):
+    early, waits = found["orders"][f"tests.runtime.kernels.planted.{name}"]
+    assert (" ".join(early), waits) == PLANTED[name]
