@@ -1,8 +1,12 @@
 """Let a kernel start while the one before it still runs (programmatic dependent launch, sm_90).
 
 A kernel launched with `early()` may be on the device before its predecessor has finished. Before
-`wait_for_inputs` it must not write, nor read anything but weights, which no kernel writes. Every
-such kernel has to wait, even if it needs nothing from its predecessor: its successors rely on that.
+`wait_for_inputs` it must not write, nor read anything but weights, which no kernel writes, and what
+was complete before a kernel that is not launched early. Every such kernel has to wait, even if it
+needs nothing from its predecessor: its successors rely on that.
+
+Trap: the compiler moves waits and reads. tests/runtime/kernels/test_early_kernels.py has a table of
+what each kernel does before it waits, and compares it with compiled code.
 
 In the interpreter kernels run one after another, and nothing here does anything.
 """

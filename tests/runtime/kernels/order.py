@@ -14,6 +14,9 @@ _READS = re.compile(
 )
 _STORE = re.compile(rf"tt\.store ({_NAME})")
 _ARGUMENT = re.compile(rf"({_NAME}): !tt\.ptr<")
+_EQUAL = re.compile(rf"({_NAME}) = arith.cmpi eq, ({_NAME}), ({_NAME})")
+_IF = re.compile(rf"scf.if ({_NAME})")
+_FOR = re.compile(rf"scf.for ({_NAME}) = ({_NAME}) to")
 _CARRIED = re.compile(rf"({_NAME}) = ({_NAME})")
 
 
@@ -30,6 +33,10 @@ class Order:
         self.waits = False
         self.roots: dict[str, frozenset[str]] = {}
         self.entry = True
+        # number and first number of loops, what says that they are equal, if a wait hangs on it
+        self.turns: list[set[str]] = []
+        self.first: set[str] = set()
+        self.in_first_turn = False
         # of each region that is open: its kind, whether it had waited at its start, its results,
         # whether the branch before it waits
         self.open: list[tuple[str, bool, str, bool]] = []
@@ -49,6 +56,9 @@ class Order:
             self._close()
         elif line.startswith("scf.yield") and self.open:
             self._hand_on(self.open[-1][2], line)
+        elif equal := _EQUAL.search(line):
+            if {equal[2], equal[3]} in self.turns:
+                self.first.add(equal[1])
         else:
             self._step(line)
 
@@ -56,7 +66,7 @@ class Order:
         result = re.match(rf"({_NAME})(?::\d+)? = ", line)
         read, store = _READS.search(line), _STORE.search(line)
         if "griddepcontrol.wait" in line:
-            self.waits = self.waits or self.entry or bool(self.open)
+            self._wait()
         elif "griddepcontrol.launch_dependents" in line:
             self._note(["start_next"])
         elif read:
@@ -73,16 +83,25 @@ class Order:
         for carried, value in _CARRIED.findall(first):
             self._hand_on(carried, value)
         self._hand_on(results, first)
-        kind = "for" if "scf.for" in line else "if" if "scf.if" in line else "other"
+        kind, condition, loop = "other", _IF.search(line), _FOR.search(line)
+        if loop:
+            kind = "for"
+            self.turns.append({loop[1], loop[2]})
+        elif condition:
+            kind = "first turn" if condition[1] in self.first else "if"
         self.open.append((kind, self.waits, results, False))
 
     def _close(self) -> None:
-        kind, before, _, first_branch = self.open.pop()
-        if kind == "if":
-            in_loop = any(outer == "for" for outer, *_ in self.open)
-            # a wait in the first turn of a loop is under a condition, without another branch
-            either = first_branch or self.waits if in_loop else first_branch and self.waits
-            self.waits = before or either
+        kind, before, _, other = self.open.pop()
+        if kind in ("if", "first turn"):
+            # a wait in the first turn is one for all turns
+            now = other or self.waits if self.in_first_turn else other and self.waits
+            self.waits = before or now
+            self.in_first_turn &= any(outer == "for" for outer, *_ in self.open)
+
+    def _wait(self) -> None:
+        self.waits = self.waits or self.entry
+        self.in_first_turn |= any(kind == "first turn" for kind, *_ in self.open)
 
     def _note(self, names) -> None:
         if not self.waits:

@@ -59,7 +59,39 @@ def reads_ahead(x, y):
     tl.store(y + i[:, None] * 64 + i[None, :], total.to(y.dtype.element_ty))
 
 
-KERNELS = right, reads_before, stores_before, waits_in_one_branch, waits_after_return, reads_ahead
+@jit
+def waits_in_a_later_turn(x, y):
+    i = tl.arange(0, 64)
+    total = tl.zeros((64,), tl.float32)
+    for turn in tl.range(0, tl.num_programs(0)):
+        if turn == 3:
+            wait_for_inputs()
+            total += tl.load(x + turn * 64 + i)
+    tl.store(y + i, total.to(y.dtype.element_ty))
+
+
+@jit
+def waits_in_the_first_turn(x, y):
+    i = tl.arange(0, 64)
+    total = tl.zeros((64,), tl.float32)
+    for turn in tl.range(0, tl.num_programs(0)):
+        if turn < 8:
+            if turn == 0:
+                wait_for_inputs()
+            total += tl.load(x + turn * 64 + i)
+    tl.store(y + i, total.to(y.dtype.element_ty))
+
+
+KERNELS = (
+    right,
+    reads_before,
+    stores_before,
+    waits_in_one_branch,
+    waits_after_return,
+    reads_ahead,
+    waits_in_a_later_turn,
+    waits_in_the_first_turn,
+)
 
 
 def cases(x):

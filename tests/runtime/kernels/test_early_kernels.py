@@ -63,6 +63,8 @@ PLANTED = {
     "waits_in_one_branch": ("store y x", False),
     "waits_after_return": ("store y x", False),
     "reads_ahead": ("x", True),
+    "waits_in_a_later_turn": ("store y", False),
+    "waits_in_the_first_turn": ("", True),
 }
 
 
