@@ -152,7 +152,7 @@ def test_numbers_below_one_are_refused(context, batch):
 
 
 def test_an_engine_that_is_not_known_is_refused():
-    with pytest.raises(q.RecipeError, match="vllm, sglang or llama.cpp"):
+    with pytest.raises(q.RecipeError, match=r"vllm, sglang or llama\.cpp"):
         memory_needed(SMALL, 0, 1, 1, "transformers")
 
 
