@@ -170,7 +170,7 @@ def write_checkpoint(
     """Write a checkpoint folder, with an index when there is more than one shard."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}}}\n')
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {}, "merges": []}}\n')
     names = sorted(weights)
     packs = [names[i::shards] for i in range(shards)]
     where = {}

@@ -13,7 +13,8 @@ from formats.errors import FormatError
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe.parts import Calibrate
 from qwen35_convert.recipe.recipe import Recipe
-from qwen35_convert.text.tokens import CHUNK, DEFAULT, TOKENIZER, chunked, text_ids, text_path
+from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids, text_path
+from qwen35_convert.tokenizer_file import TOKENIZER
 
 if TYPE_CHECKING:
     from torch import Tensor

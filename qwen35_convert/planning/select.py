@@ -15,7 +15,6 @@ from formats.stored import Problem, by_cause, tell
 from quant.policy import PolicyRule
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.planning.copies import check_copies
-from qwen35_convert.planning.side_files import check_sides
 from qwen35_convert.recipe.parts import FORMATS
 from qwen35_convert.recipe.recipe import Recipe
 
@@ -31,7 +30,6 @@ def check_convertible(source: Checkpoint, recipe: Recipe, gone: Collection[str])
     problems = source.layout.problems_without(gone)
     if problems:
         raise FormatError(_told([_with_way_out(problem, recipe) for problem in problems]))
-    check_sides(source)
     if "mtp" not in gone:
         check_copies(source, _way_out("mtp", recipe))
 

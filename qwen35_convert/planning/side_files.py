@@ -2,7 +2,8 @@
 
     .json                 an object, its fields of the kinds that engines need (`side_kinds`);
                           modules.json a list; read as engines do, not as strictly as a config: a
-                          key may stand twice
+                          key may stand twice; tokenizer.json as the library that engines load it
+                          with reads it
     .jinja, chat_template a Jinja template, as engines compile it
     .txt, .md, no suffix  text, tokenizer.model anything: but none is a pointer of git-lfs
 
@@ -23,10 +24,10 @@ from formats.json_file import parse_object
 from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.planning.side_kinds import check_config, check_kinds
 from qwen35_convert.template import compile_template
+from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
 
 LISTS = ("modules.json",)
 WORDS = {list: "a JSON list", dict: "a JSON object"}
-TOKENIZER = "tokenizer.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 UTF8 = (".jinja", ".txt")
 ORIGINAL = "take the template from the original repository, or mend it there"
@@ -100,13 +101,24 @@ def _check(name: str, content: bytes) -> None:
     suffix, kind = PurePosixPath(name).suffix, content_of(content)
     if kind is not None and (kind is POINTER or name not in DOCUMENTS):
         raise FormatError(name, kind.what, fix=kind.fix)
-    if suffix == ".json":
+    if name == TOKENIZER:
+        _check_tokenizer(content)
+    elif suffix == ".json":
         _check_json(name, content)
     elif suffix in UTF8:
         try:
             content.decode()
         except UnicodeDecodeError as error:
             raise FormatError(name, f"is not UTF-8 ({error.reason})", "text", AGAIN) from None
+
+
+def _check_tokenizer(content: bytes) -> None:
+    """Load it: of a file that cannot be, say first whether it is JSON."""
+    try:
+        read_tokenizer(content)
+    except FormatError:
+        _check_json(TOKENIZER, content)
+        raise
 
 
 def _check_json(name: str, content: bytes) -> None:

@@ -3,21 +3,18 @@
 An artifact carries these fields along. One that is of another kind, such as a token id that is
 text, converts and then fails in every engine, or is ignored by some. A field that is absent or null
 is nobody's mistake here; what contradicts the weights is found elsewhere.
-
-Of tokenizer.json it is what the `tokenizers` library refuses: ids that are no whole numbers, merges
-of tokens that the vocabulary does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+CONFIG = "config.json"
 MEND = "correct it in the source, or take the file from the original repository"
 TYPES = frozenset(
     {"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "float8_e4m3fn"}
@@ -103,9 +100,6 @@ OF_FILES: Mapping[str, Fields] = {
 def check_kinds(name: str, value: Any) -> None:
     """Raise FormatError for a field of a side file that is of another kind; value: its object."""
     _check(name, value, "", OF_FILES.get(name, {}))
-    if name == TOKENIZER:
-        for wrong in _wrong_tokens(value):
-            raise FormatError(name, wrong, fix=MEND)
 
 
 def check_config(source: Checkpoint) -> None:
@@ -122,36 +116,3 @@ def _check(name: str, value: Mapping[str, Any], prefix: str, fields: Fields) -> 
         got = value.get(field)
         if got is not None and not kind.holds(got):
             raise FormatError(name, f"{prefix}{field} is {got!r:.120}", kind.words, MEND)
-
-
-def _wrong_tokens(tokenizer: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with a byte-level BPE; of other models nothing is known."""
-    model = tokenizer.get("model")
-    if not isinstance(model, dict):
-        yield "has no model"
-    elif model.get("type", "BPE" if "merges" in model else None) == "BPE":
-        yield from _wrong_bpe(model)
-    for entry in tokenizer.get("added_tokens") or ():
-        fields = entry if isinstance(entry, dict) else {}
-        if not isinstance(fields.get("content"), str) or not PLACE.holds(fields.get("id")):
-            yield f"has an added token {entry!r:.120}, which is no text with an id"
-
-
-def _wrong_bpe(model: Mapping[str, Any]) -> Iterator[str]:
-    vocab, merges = model.get("vocab"), model.get("merges")
-    inside = len(model.get("continuing_subword_prefix") or "")
-    if not isinstance(vocab, dict) or not vocab or not isinstance(merges, list):
-        yield "has no model.vocab or model.merges"
-        return
-    for token, number in vocab.items():
-        if type(number) is not int or number < 0:
-            yield f"has a token {token!r:.120} with the id {number!r:.120}"
-    for merge in merges:
-        pair = merge.split(" ") if isinstance(merge, str) else merge
-        if not isinstance(pair, list) or [*map(type, pair)] != [str, str]:
-            yield f"has a merge {merge!r:.120}, which is no pair"
-            continue
-        left, right = pair
-        known = left in vocab and right in vocab and left + right[inside:] in vocab
-        if not known and left != "#version:":
-            yield f"has a merge {merge!r:.120} of tokens that its vocabulary does not have"

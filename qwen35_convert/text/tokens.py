@@ -18,11 +18,12 @@ from formats.errors import FormatError
 from formats.json_file import parse_object
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.template import compile_template
+from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHUNK = 512
 DEFAULT = "default"
@@ -31,15 +32,10 @@ DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
 
 def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Return the tokenizer of a checkpoint. FormatError if it has none that can be read."""
-    from tokenizers import Tokenizer
-
     content = checkpoint.side(TOKENIZER)
     if content is None:
         raise FormatError(f"{checkpoint.folder}: {TOKENIZER} is missing, and text needs it")
-    try:
-        return Tokenizer.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
-        raise FormatError(f"{TOKENIZER} is not a tokenizer: {error}") from None
+    return read_tokenizer(content)
 
 
 def text_path(text: str) -> Path:

@@ -52,7 +52,7 @@ from qwen35_convert.planning.calibrated import (
 )
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
-from qwen35_convert.planning.side_files import side_notes
+from qwen35_convert.planning.side_files import check_sides, side_notes
 from qwen35_convert.recipe.parts import NEAREST
 from qwen35_convert.recipe.recipe import Recipe
 
@@ -73,6 +73,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     importance = read_importance(recipe, tensors, shapes)
     chosen = _choose_types(source, recipe, tensors, shapes, importance)
+    check_sides(source)
     parts_of = {n: ggml_type(chosen[n].type).parts(n, shape) for n, shape in shapes.items()}
     infos = [part.info for stored in parts_of.values() for part in stored]
     items = tuple(_items(recipe, tensors, parts_of, chosen))

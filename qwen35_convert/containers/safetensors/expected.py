@@ -36,7 +36,7 @@ from qwen35_convert.planning.plan import Item, Output, Plan, Shard, pack
 from qwen35_convert.planning.ranks import rank_notes
 from qwen35_convert.planning.restored import kept_dtype, model_dtype
 from qwen35_convert.planning.select import check_whole, faults_dropped, policy_rules, select
-from qwen35_convert.planning.side_files import image_notes, side_notes, token_notes
+from qwen35_convert.planning.side_files import check_sides, image_notes, side_notes, token_notes
 from qwen35_convert.recipe.parts import NEAREST, NO_CACHE
 from qwen35_convert.recipe.recipe import Recipe
 
@@ -48,6 +48,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
     gone = _dropped(recipe, namespace)
     atoms, dropped = select(source, recipe, gone)
     chosen = _choose_schemes(atoms, recipe)
+    check_sides(source)
     fused = _fuses_experts(source, recipe, atoms, chosen)
     namer = _Namer(WITHOUT_HEAD[namespace] if layout.headless else namespace, fused=fused)
     items = tuple(_items(recipe, atoms, chosen, namer, model_dtype(source) if widened else None))

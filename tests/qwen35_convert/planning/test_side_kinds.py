@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.planning.side_files import check_sides
 from qwen35_convert.planning.side_kinds import check_config, check_kinds
 from qwen35_convert.recipe.recipe import read_recipe
 from tests.variants import NANO, nano
@@ -92,34 +94,51 @@ def _first(vocab: dict[str, Any], number: Any) -> None:
     vocab[next(iter(vocab))] = number
 
 
+def _split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
 TOKENIZERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
-    "no-model": ("no model", lambda t: t.pop("model")),
-    "no-vocab": ("no model.vocab", lambda t: t["model"].pop("vocab")),
-    "no-merges": ("model.merges", lambda t: t["model"].pop("merges")),
-    "vocab-of-pairs": ("model.vocab", lambda t: t["model"].update(vocab=[])),
-    "id-of-text": ("the id '5'", lambda t: _first(t["model"]["vocab"], "5")),
-    "id-below-0": ("the id -1", lambda t: _first(t["model"]["vocab"], -1)),
-    "merge-of-three": ("no pair", lambda t: t["model"]["merges"].insert(3, ["a", "b", "c"])),
-    "merge-of-nothing": ("does not have", lambda t: t["model"]["merges"].insert(3, ["qqq", "z"])),
-    "added-without-id": ("added token", lambda t: t["added_tokens"][0].pop("id")),
+    "no-model": ("Model missing", lambda t: t.pop("model")),
+    "no-vocab": ("vocab/merges", lambda t: t["model"].pop("vocab")),
+    "no-merges": ("vocab/merges", lambda t: t["model"].pop("merges")),
+    "vocab-of-pairs": ("expected a map", lambda t: t["model"].update(vocab=[])),
+    "id-of-text": ('string "5"', lambda t: _first(t["model"]["vocab"], "5")),
+    "id-below-0": ("integer `-1`", lambda t: _first(t["model"]["vocab"], -1)),
+    "merge-of-three": ("MergeType", lambda t: t["model"]["merges"].insert(3, ["a", "b", "c"])),
+    "merge-of-nothing": ("`qqq`", lambda t: t["model"]["merges"].insert(3, ["qqq", "z"])),
+    "added-without-id": ("`id`", lambda t: t["added_tokens"][0].pop("id")),
+    "pre-tokenizer-of-tomorrow": ("PreTok", lambda t: t.update(pre_tokenizer={"type": "New"})),
+    "normalizer-of-tomorrow": ("Normalizer", lambda t: t.update(normalizer={"type": "New"})),
+    "decoder-of-tomorrow": ("Decoder", lambda t: t.update(decoder={"type": "New"})),
+    "post-processor-of-tomorrow": ("PostPro", lambda t: t.update(post_processor={"type": "New"})),
+    "regex-half-open": ("parenthesis", lambda t: t.update(pre_tokenizer=_split("(("))),
+    "regex-of-an-empty-range": ("char class", lambda t: t.update(pre_tokenizer=_split("[z-a]"))),
+    "version-of-tomorrow": ("version", lambda t: t.update(version="2.0")),
+    "truncation-without-length": ("max_length", lambda t: t.update(truncation={"x": 1})),
 }
 
 
+def _beside(folder: Path, tokenizer: dict[str, Any]) -> Checkpoint:
+    return open_checkpoint(nano(folder, files={TOKENIZER: tokenizer}))
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_a_tokenizer_that_cannot_be_loaded_is_refused(name):
+def test_a_tokenizer_that_cannot_be_loaded_is_refused(tmp_path, name):
     wanted, change = TOKENIZERS[name]
     tokenizer = json.loads((NANO / TOKENIZER).read_bytes())
-    check_kinds(TOKENIZER, copy.deepcopy(tokenizer))
+    check_sides(_beside(tmp_path / "right", tokenizer))
     change(tokenizer)
-    with pytest.raises(FormatError, match=wanted):
-        check_kinds(TOKENIZER, tokenizer)
+    with pytest.raises(FormatError, match=rf"(?s)^tokenizer\.json is not a .*{wanted}.*\n  fix "):
+        check_sides(_beside(tmp_path / "wrong", tokenizer))
 
 
-def test_a_tokenizer_of_another_model_is_nobodys_mistake():
-    check_kinds(TOKENIZER, {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}})
-    merges = ["#version: 0.2", "a b"]
-    model = {"vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
-    check_kinds(TOKENIZER, {"model": model | {"merges": [merges[0], "a ##b"]}})
+def test_a_tokenizer_of_another_model_is_nobodys_mistake(tmp_path):
+    unigram = {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}
+    check_sides(_beside(tmp_path / "unigram", {"model": unigram}))
+    words = {"vocab": {"a": 0, "##b": 1, "ab": 2}, "continuing_subword_prefix": "##"}
+    merges = ["#version: 0.2", "a ##b"]
+    check_sides(_beside(tmp_path / "words", {"model": words | {"type": "BPE", "merges": merges}}))
 
 
 def test_a_folder_is_refused_before_a_byte_is_written(tmp_path):
