@@ -2,7 +2,11 @@
 
 An artifact carries these fields along. One that is of another kind, such as a token id that is
 text, converts and then fails in every engine, or is ignored by some. A field that is absent or null
-is nobody's mistake here; what contradicts the weights is found elsewhere.
+is nobody's mistake here, but for an activation that is null; what contradicts the weights is found
+elsewhere.
+
+Sources: transformers' `Qwen3_5TextConfig` (a strict dataclass: `hidden_act` is text) and
+`Qwen2VLImageProcessor` (divides by image_std; `size` has edges, which older files call pixels).
 """
 
 from __future__ import annotations
@@ -36,6 +40,10 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and isfinite(value)
 
 
+def _above_0(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
 def _all(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(holds, value))
 
@@ -52,6 +60,11 @@ SIZE = Kind("a whole number from 1", lambda v: _whole(v, 1))
 COUNT = Kind("a whole number", _whole)
 NUMBER = Kind("a number", _number)
 NUMBERS = Kind("three numbers", lambda v: _all(v, _number) and len(v) == 3)
+DIVISORS = Kind("three numbers above 0", lambda v: NUMBERS.holds(v) and min(v) > 0)
+EDGES = Kind(
+    "an object of numbers above 0",
+    lambda v: isinstance(v, dict) and all(one is None or _above_0(one) for one in v.values()),
+)
 FLAG = Kind("true or false", lambda v: v in (True, False))
 DTYPE = Kind("a type of torch, such as bfloat16", _dtype)
 TEXTS = Kind(
@@ -76,9 +89,13 @@ OF_IMAGES: Fields = {
     "temporal_patch_size": SIZE,
     "merge_size": SIZE,
     "image_mean": NUMBERS,
-    "image_std": NUMBERS,
+    "image_std": DIVISORS,
     "rescale_factor": NUMBER,
+    "size": EDGES,
+    "min_pixels": SIZE,
+    "max_pixels": SIZE,
 }
+NOT_NULL = ("hidden_act",)
 OF_FILES: Mapping[str, Fields] = {
     "generation_config.json": TOKENS
     | {
@@ -106,6 +123,11 @@ def check_config(source: Checkpoint) -> None:
     """Raise FormatError for a field of config.json that is of another kind."""
     config = source.config
     prefix = "text_config." if config.nested else ""
+    for field in NOT_NULL:
+        if config.text.get(field, "absent") is None:
+            raise FormatError(
+                CONFIG, f"{prefix}{field} is null", "its value, or no such field", MEND
+            )
     parts = ((config.text, prefix, OF_TEXT), (config.raw, "", OF_WHOLE))
     for part, where, fields in parts:
         _check(CONFIG, part, where, OF_ANY_PART | fields)

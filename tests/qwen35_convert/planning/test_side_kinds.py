@@ -32,6 +32,14 @@ SPOILT: tuple[tuple[str, str, Any], ...] = (
     (GENERATION, "stop_strings", 5),
     (IMAGES, "patch_size", 0),
     (IMAGES, "image_mean", [0.5]),
+    (IMAGES, "image_std", [0.5, 0.5, 0]),
+    (IMAGES, "image_std", [0.5, -0.5, 0.5]),
+    (IMAGES, "size", "large"),
+    (IMAGES, "size", 448),
+    (IMAGES, "size", [448, 448]),
+    (IMAGES, "size", {"longest_edge": "16777216", "shortest_edge": 65536}),
+    (IMAGES, "size", {"longest_edge": 0, "shortest_edge": 65536}),
+    (IMAGES, "max_pixels", "16777216"),
     ("video_preprocessor_config.json", "merge_size", "2"),
 )
 FINE: tuple[tuple[str, str, Any], ...] = (
@@ -42,6 +50,9 @@ FINE: tuple[tuple[str, str, Any], ...] = (
     (GENERATION, "stop_strings", ["a"]),
     (GENERATION, "a_field_of_tomorrow", "x"),
     (IMAGES, "size", {"longest_edge": 5}),
+    (IMAGES, "size", {"longest_edge": 16777216, "shortest_edge": 65536, "height": None}),
+    (IMAGES, "image_std", [1, 1, 1]),
+    (IMAGES, "min_pixels", 3136),
     ("README.json", "eos_token_id", "x"),
 )
 CONFIG: tuple[tuple[str, str, Any], ...] = (
@@ -88,6 +99,14 @@ def test_so_it_is_in_the_config(tmp_path, part, field, value):
 @pytest.mark.parametrize(("part", "field", "value"), CONFIG_FINE)
 def test_what_a_config_may_say_is_not(tmp_path, part, field, value):
     check_config(open_checkpoint(nano(tmp_path / "in", **{part: {field: value}})))
+
+
+def test_an_activation_that_is_null_is_refused_and_an_absent_one_is_not(tmp_path):
+    config = json.loads((NANO / "config.json").read_bytes())
+    config["text_config"]["hidden_act"] = None
+    with pytest.raises(FormatError, match=r"^config\.json text_config\.hidden_act is null"):
+        check_config(open_checkpoint(nano(tmp_path / "null", files={"config.json": config})))
+    check_config(open_checkpoint(nano(tmp_path / "absent", text={"hidden_act": None})))
 
 
 def _first(vocab: dict[str, Any], number: Any) -> None:
