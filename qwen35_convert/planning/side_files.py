@@ -23,6 +23,7 @@ from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.planning.side_kinds import check_config, check_kinds
+from qwen35_convert.planning.token_ids import check_ids
 from qwen35_convert.template import compile_template
 from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
 
@@ -42,6 +43,7 @@ def check_sides(source: Checkpoint) -> None:
     check_config(source)
     for name in source.side_names:
         _check(name, source.sides[name])
+    check_ids(source)
     check_modules(source.sides)
     templates = read_templates(source.sides)
     for name, text in templates.texts.items():

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 MEND = "correct it in the source, or take the file from the original repository"
 TYPES = frozenset(
     {"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "float8_e4m3fn"}
@@ -97,7 +97,7 @@ OF_IMAGES: Fields = {
 }
 NOT_NULL = ("hidden_act",)
 OF_FILES: Mapping[str, Fields] = {
-    "generation_config.json": TOKENS
+    GENERATION: TOKENS
     | {
         "do_sample": FLAG,
         "temperature": NUMBER,
