@@ -141,9 +141,11 @@ class SafetensorsFolder:
         yield from config_differences(artifact, source)
         yield from side_differences(artifact, source)
 
-    def beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
-        """Yield nothing."""
-        yield from ()
+    def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
+        """Name a side file that engines do not load; with a source each is compared with its."""
+        from qwen35_convert.containers.safetensors.unloadable import unloadable
+
+        yield from unloadable(artifact) if source is None else ()
 
     def values_beside(self, _artifact: Checkpoint, _source: Checkpoint | None) -> Iterator[Failure]:
         """Yield nothing."""
