@@ -25,6 +25,7 @@ from qwen35_convert.commands import (
     recipes,
     using,
 )
+from qwen35_convert.empty_words import check_words
 from qwen35_convert.errors import Interrupted, OutputError
 from qwen35_convert.home import at_home
 from qwen35_convert.misuse import show_misuse
@@ -116,6 +117,7 @@ def run_words(words: Sequence[str]) -> int:
     """Run a command line; return its exit code."""
     output = Output.of_words(words)
     try:
+        check_words(words)
         code = app(list(words), prog_name="qwen35", standalone_mode=False) or 0
     except typer.TyperException as error:
         return output.misuse(show_misuse(error), error.exit_code)
