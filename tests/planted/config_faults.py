@@ -156,7 +156,6 @@ TEXT: dict[str, tuple[str, Change]] = {
     "eos-token": ("eos_token_id", put("eos_token_id", 7)),
     "eos-token-beyond": ("eos_token_id", put("eos_token_id", 1 << 20)),
     "pad-token-beyond": ("pad_token_id", put("pad_token_id", 1 << 20)),
-    "activation-null": ("hidden_act", put("hidden_act", None)),
     "eos-token-list": ("eos_token_id", put("eos_token_id", [7, 8])),
     "eos-token-missing": ("eos_token_id", gone("eos_token_id")),
     "tie-flags": ("tie_word_embeddings", _untie),

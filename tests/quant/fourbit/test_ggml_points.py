@@ -65,6 +65,7 @@ def test_what_is_written_decodes_to_what_was_chosen(name, seed, rows):
     assert np.array_equal(chosen, stored)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", OF_EIGHT)
 def test_gptq_is_its_definition(name):
     """In float64, of all points and signs of an eight, those that lose least are chosen.

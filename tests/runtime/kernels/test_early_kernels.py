@@ -11,7 +11,10 @@ import pytest
 
 from runtime.kernels.launch import HAS_TRITON
 
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+    pytest.mark.all,  # twenty seconds of compiling
+]
 
 # Before it waits a kernel may read what no kernel of a step writes, and let the next one start
 # ("start_next"). All of these are weights, their scales and norms, except:

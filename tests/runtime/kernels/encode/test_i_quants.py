@@ -37,6 +37,10 @@ def by_cpu(name, w, weights=None):
     return blocks
 
 
+# What takes the interpreter longest.
+SLOW = dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ3_S"), pytest.mark.all)
+
+
 # The interpreter's time is proportional to the number of scales that are tried: here, to fewer.
 @pytest.fixture
 def few_attempts(monkeypatch):
@@ -47,7 +51,11 @@ def few_attempts(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "weighted"),
-    [*((name, True) for name in NAMES), ("IQ2_S", False), ("IQ3_XXS", False)],
+    [
+        *(pytest.param(name, True, marks=SLOW.get(name, ())) for name in NAMES),
+        ("IQ2_S", False),
+        ("IQ3_XXS", False),
+    ],
 )
 def test_the_kernel_writes_the_bytes_of_the_cpu(
     name, weighted, interpreter, few_attempts, monkeypatch
