@@ -31,6 +31,7 @@ def sink_of(out: Path) -> FolderSink:
 
 
 @needs_linux
+@pytest.mark.all
 def test_faults_of_this_machine_cost_nothing_but_time():
     """SIGKILL, ENOSPC, EIO, SIGINT, a source that shrinks, two conversions at once."""
     command = [

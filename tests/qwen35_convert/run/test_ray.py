@@ -216,6 +216,7 @@ def test_what_a_node_refuses_leaves_the_work_that_is_done(tmp_path, one_node, mo
     assert "run the same command again" in refused.value.left
 
 
+@pytest.mark.all
 def test_ctrl_c_leaves_what_the_same_command_resumes(tmp_path, nano, one_node):
     out = tmp_path / "out"
     code = (
