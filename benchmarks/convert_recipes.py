@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from benchmarks.convert import (
     RESULTS,
     commit,
     convert_command,
+    generate_apart,
     measure,
     median,
     remove,
@@ -99,15 +99,7 @@ def main() -> None:
         source, case = options.source, options.source.name if options.source else options.case
         if source is None:
             source = Path(folder) / case
-            measure(
-                sys.executable,
-                "-m",
-                "benchmarks.convert",
-                "--generate",
-                str(source),
-                "--cases",
-                case,
-            )
+            generate_apart(source, case)
         for line in lines(case, source, options, Path(folder) / "out"):
             record(options.results, line)
 

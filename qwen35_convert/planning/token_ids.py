@@ -1,7 +1,7 @@
 """Ids of special tokens that the embedding has no row for: engines fail on one, or never stop.
 
 An end of text beyond the vocabulary is never generated; a pad token there is refused by torch, and
-an image's placeholder is looked up out of bounds. Of a GGUF file llama.cpp ignores such an id.
+an image's placeholder is looked up out of bounds. A source that is a GGUF file is not judged by it.
 
 Source: transformers' `Qwen3_5TextModel` (`nn.Embedding` of vocab_size rows and pad_token_id).
 """

@@ -8,36 +8,19 @@ from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.few_gated import few_gated, few_gated_reference
 from runtime.kernels.linear.weight import Fp8Weight, dequant_reference
 from runtime.kernels.norm.rms import Parts, add_rmsnorm, add_rmsnorm_reference
+from tests.runtime.kernels.linear.stored import STORED, distance, normal, weight
 
 # Sums of up to 1100 products in another order: sqrt(1100) * 2^-24.
 FLOAT32 = 2e-6
 EPS = 1e-6
-STORED = ["plain", "block", "channel"]
 # less than a slice; beyond one tile of rows and one step of columns; whole steps
 SHAPES = [(2, 7, 30), (5, 140, 600), (8, 33, 1100), (3, 40, 1024)]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def weight(n, k, stored, seed=0):
-    w = normal(n, k, seed=seed) / k**0.5
-    if stored == "plain":
-        return w
-    grid = (-(-n // 128), -(-k // 128)) if stored == "block" else (n, 1)
-    codes = (w * 400).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return Fp8Weight(codes, torch.exp(normal(*grid, seed=seed + 1)) / 400)
 
 
 def exact(x, w):
     if isinstance(w, Fp8Weight):
         w = dequant_reference(w.codes, w.scale.double(), torch.float64)
     return x.double() @ w.double().T
-
-
-def distance(got, expected):
-    return ((got.double() - expected).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("stored", STORED)

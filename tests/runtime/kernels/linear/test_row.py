@@ -12,38 +12,20 @@ from runtime.kernels.linear.row import (
     row_linear_reference,
 )
 from runtime.kernels.linear.row_gated import row_gated, row_gated_reference
-from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.norm.rms import rmsnorm_reference
+from tests.runtime.kernels.linear.stored import STORED, distance, normal, weight
 
 # Sums of up to 2100 products in another order: sqrt(2100) * 2^-24.
 FLOAT32 = 3e-6
 EPS = 1e-6
-STORED = ["plain", "block", "channel"]
 # within two parts of the columns and over a block of rows; beyond both parts; a short third one
 SHAPES = [(140, 70), (9, 2100), (3, 1030)]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def weight(n, k, stored, seed=0):
-    w = normal(n, k, seed=seed) / k**0.5
-    if stored == "plain":
-        return w
-    grid = (-(-n // 128), -(-k // 128)) if stored == "block" else (n, 1)
-    codes = (w * 400).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return Fp8Weight(codes, torch.exp(normal(*grid, seed=seed + 1)) / 400)
 
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch):
     """Leave the rows together that a GPU's multiprocessors would share."""
     monkeypatch.setattr(row, "_FEWEST_PROGRAMS", 4)
-
-
-def distance(got, expected):
-    return ((got.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @pytest.mark.parametrize("stored", STORED)
