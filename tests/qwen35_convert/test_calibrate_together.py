@@ -1,4 +1,7 @@
-"""Weights encoded together, as on a GPU: here by the references, and marked gpu by the kernels."""
+"""Weights encoded together, as on a GPU: here with the CPU's loops, and marked gpu by the kernels.
+
+`tests/runtime/kernels/gptq` holds these loops, the kernels and their references to each other.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from qwen35_convert.calibration.digest import folded
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.errors import MissingError
 from qwen35_convert.run.worker import Effort
+from runtime.kernels import gptq
+from tests.runtime.kernels.gptq import on_the_cpu
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
 
@@ -24,6 +29,7 @@ def together(source, out, recipe):
     """Convert as a GPU does: weights of a layer are encoded together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "encodes_together", lambda _: True)
+        patch.setattr(gptq, "BLOCKS", on_the_cpu.BLOCKS)
         return q.convert(source, out, recipe, q.RunOptions(workers=2), overrides=SETTINGS)
 
 
