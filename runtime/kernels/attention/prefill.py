@@ -35,6 +35,7 @@ from runtime.kernels.launch import (
     tl,
     use_triton,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -115,6 +116,7 @@ def launch_prefill(
         BLOCK_D=columns,
         BLOCK_L=_KEYS,
         **_OPTIONS,
+        **early(),
     )
     return y_Tnd
 
@@ -151,6 +153,8 @@ def _kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_L: tl.constexpr,
 ):
+    start_next()
+    wait_for_inputs()
     # blocks late in a prompt see the most keys and go first
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     n, start, end, first = ragged_block(block, cu_seqlens, N, BLOCK_Q, STEPS)

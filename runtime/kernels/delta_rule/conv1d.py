@@ -28,6 +28,7 @@ from runtime.kernels.launch import (
     use_triton,
     widen,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +105,7 @@ def conv1d_prefill(
         BC=_WIDE,
         STEPS=num_sequences.bit_length(),
         num_warps=2,
+        **early(),
     )
     _history_kernel[(num_sequences, -(-channels // CHANNELS))](
         x_TC,
@@ -117,6 +119,7 @@ def conv1d_prefill(
         BJ=power_of_two(num_taps),
         BC=CHANNELS,
         num_warps=4,
+        **early(),
     )
     return y_TC
 
@@ -156,6 +159,8 @@ def _prefill_kernel(
     STEPS: tl.constexpr,
 ):
     """Convolve BT tokens of BC channels; a window of inputs in registers is read once."""
+    start_next()
+    wait_for_inputs()
     n, start, end, first = ragged_block(tl.program_id(0), cu_seqlens, N, BT, STEPS)
     if first >= end:
         return
@@ -198,6 +203,8 @@ def _history_kernel(
     BJ: tl.constexpr,
     BC: tl.constexpr,
 ):
+    start_next()
+    wait_for_inputs()
     n = tl.program_id(0)
     slot = tl.load(slots + n).to(tl.int64)
     start = tl.load(cu_seqlens + n).to(tl.int64)

@@ -28,6 +28,7 @@ from runtime.kernels.launch import (
     power_of_two,
     tl,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -93,6 +94,7 @@ def launch_prefill(
         BV=columns,
         num_stages=1 if exact else _STAGES,
         **sizes,
+        **early(),
     )
     return o
 
@@ -165,6 +167,8 @@ def _scan_kernel(
     PRECISION: tl.constexpr,
 ):
     """Walk the chunks of one sequence with BV columns of one head's state in registers."""
+    start_next()
+    wait_for_inputs()
     h, n = tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + n).to(tl.int64)
     start = tl.load(cu_seqlens + n).to(tl.int32)
@@ -187,8 +191,7 @@ def _scan_kernel(
         WY = tl.reshape(solved.load([0, h * P + t, 0]), (2 * C, C))
         # in registers a chunk ahead: only what a product reads is prefetched by itself
         factor += C
-        next_k_scale = tl.load(factor + c)
-        next_q_scale = tl.load(factor + V * P + c)
+        next_k_scale, next_q_scale = tl.load(factor + c), tl.load(factor + V * P + c)
         next_decay = tl.load(factor + 2 * V * P)
         o_CV, S_vk = _advance(S_vk, k_CK, q_CK, v_CV, WY, k_scale, q_scale, decay, C, BV, PRECISION)
         o.store([h, t, column], tl.reshape(o_CV.to(o.dtype), (1, C, BV)))

@@ -32,6 +32,7 @@ from runtime.kernels.launch import (
     ragged_blocks,
     tl,
 )
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,6 +81,7 @@ def solve(
         BH=_GATE_HEADS,
         STEPS=steps,
         num_warps=4,
+        **early(),
     )
     together = heads // key_heads if blocks * key_heads >= _FULL else 1
     _solve_kernel[(blocks, heads // together)](
@@ -98,6 +100,7 @@ def solve(
         EXACT=q.dtype == torch.float32,
         STEPS=steps,
         **sizes,
+        **early(),
     )
     return solved, factors
 
@@ -119,6 +122,8 @@ def _gates_kernel(
     BH: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    start_next()
+    wait_for_inputs()
     _, _, end, first = ragged_block(tl.program_id(0), cu_seqlens, N, C, STEPS)
     if first >= end:
         return
@@ -256,6 +261,8 @@ def _solve_kernel(
     STEPS: tl.constexpr,
 ):
     """Write W, Y and the first two factors of one chunk and TOGETHER value heads."""
+    start_next()
+    wait_for_inputs()
     _, _, end, first = ragged_block(tl.program_id(0), cu_seqlens, N, C, STEPS)
     if first >= end:
         return

@@ -38,6 +38,7 @@ from runtime.kernels.linear.row_gated import row_gated
 from runtime.kernels.linear.row_parts import silu_times
 from runtime.kernels.linear.weight import BLOCK, form_of
 from runtime.kernels.norm.rms import rmsnorm
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +133,14 @@ def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:
     num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
     codes = Codes.room(num_tokens, inner, gate_up_T2F.device)
     _silu_mul_quantised_kernel[(-(-num_tokens // _ROWS), inner // BLOCK)](
-        gate_up_T2F, *codes, num_tokens, inner, codes.scale.stride(1), ROWS=_ROWS, num_warps=4
+        gate_up_T2F,
+        *codes,
+        num_tokens,
+        inner,
+        codes.scale.stride(1),
+        ROWS=_ROWS,
+        num_warps=4,
+        **early(),
     )
     return codes
 
@@ -160,6 +168,8 @@ def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
 
 @jit
 def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.constexpr):
+    start_next()
+    wait_for_inputs()
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(1) * 128 + tl.arange(0, 128)[None, :]
     rows, inside = t.to(tl.int64)[:, None], (t < T)[:, None]

@@ -14,14 +14,17 @@ from pathlib import Path
 import torch
 
 from runtime.kernels.attention.decode import attention_decode
+from runtime.kernels.attention.prefill import launch_prefill
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
-from runtime.kernels.delta_rule import within
+from runtime.kernels.delta_rule import prefill, within
+from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.step import launch_step
-from runtime.kernels.encode.rows import Codes
+from runtime.kernels.encode.rows import Codes, quantize_rows
 from runtime.kernels.linear import few, few_gated, packed_rows, packed_tiles, row, row_gated
+from runtime.kernels.linear.mlp import silu_mul_quantised
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import Fp8Weight, Stored
@@ -84,6 +87,20 @@ def delta_rule(rows, sequences):
     gate = gated.Gate(z, rule.norm_v, 1e-6)
     for each in (None, gate):
         launch_step(*rule.split(qkv), a, a, head, head, pools[1], at[1], each)
+
+
+def prompt(tokens=512):
+    q, pool = some(tokens, 16, 256), some(8, 2 * tokens, 2, 256)
+    launch_prefill(q, q, pool, pool, whole(2), whole(3), whole(2))
+    heads, key_heads = 32, 16
+    channels, a, head = (2 * key_heads + heads) * 128, some(tokens, heads), some(heads)
+    slots, at = whole(2), whole(3)
+    conv1d_prefill(some(tokens, channels), some(channels, 1, 4), some(16, channels, 3), slots, at)
+    q, v = some(tokens, key_heads, 128), some(tokens, heads, 128)
+    states = some(16, heads, 128, 128, dtype=torch.float32)
+    prefill.launch_prefill(q, q, v, a, a, head, head, states, slots, at)
+    quantize_rows(some(tokens, 2048), 128)
+    silu_mul_quantised(some(tokens, 2048))
 
 
 def norms(hidden, rows=4):
@@ -150,6 +167,8 @@ def cases():
     delta_rule(1, 1)
     delta_rule(4, 1)
     delta_rule(16, 16)
+    prompt()
+    prompt(8192)
     norms(2048)
     for hidden in (1024, 2048, 5120):
         one_row(hidden, some)

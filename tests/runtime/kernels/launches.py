@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.compiler.compiler import ir
 from triton.runtime import Autotuner, JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.kernels import launch
 
@@ -64,6 +65,9 @@ def _kind(parameter, value):
         return "constexpr"
     if isinstance(value, torch.Tensor):
         return _TYPES[value.dtype]
+    if isinstance(value, TensorDescriptor):
+        kind = _TYPES[value.base.dtype].removeprefix("*")
+        return f"tensordesc<{kind}{value.block_shape}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 

@@ -9,11 +9,14 @@ import re
 
 _NAME = r"%[\w.$-]+"
 _READS = re.compile(
-    r"(?:tt\.load|ttg\.async_copy_global_to_local|tt\.ptr_to_int|tt\.atomic_\w+) "
+    r"(?:tt\.load|ttg\.async_copy_global_to_local|tt\.ptr_to_int|tt\.atomic_\w+"
+    r"|tt\.descriptor_load|ttng\.async_tma_copy_global_to_local) "
     rf"({_NAME})"
 )
-_STORE = re.compile(rf"tt\.store ({_NAME})")
-_ARGUMENT = re.compile(rf"({_NAME}): !tt\.ptr<")
+_STORE = re.compile(
+    rf"(?:tt\.store|tt\.descriptor_store|ttng\.async_tma_copy_local_to_global) ({_NAME})"
+)
+_ARGUMENT = re.compile(rf"({_NAME}): !tt\.(?:ptr|tensordesc)<")
 _EQUAL = re.compile(rf"({_NAME}) = arith.cmpi eq, ({_NAME}), ({_NAME})")
 _IF = re.compile(rf"scf.if ({_NAME})")
 _FOR = re.compile(rf"scf.for ({_NAME}) = ({_NAME}) to")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from runtime.kernels.launch import jit, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -82,6 +84,13 @@ def waits_in_the_first_turn(x, y):
     tl.store(y + i, total.to(y.dtype.element_ty))
 
 
+@jit
+def copies_before(tiles, y):
+    """A tile comes in and goes out through the bulk copy engine."""
+    y.store([0, 0], tiles.load([0, 0]))
+    wait_for_inputs()
+
+
 KERNELS = (
     right,
     reads_before,
@@ -98,3 +107,5 @@ def cases(x):
     """Launch all of them."""
     for kernel in KERNELS:
         kernel[(2,)](x, x, num_warps=4, **early())
+    tiles = TensorDescriptor.from_tensor(x, [64, 64])
+    copies_before[(2,)](tiles, tiles, num_warps=4, **early())
