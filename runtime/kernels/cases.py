@@ -95,7 +95,10 @@ class Router(NamedTuple):
 
 
 class ChosenExperts(NamedTuple):
-    """The chosen experts of each row: gate_up [2 * inner, hidden], down [hidden, inner]."""
+    """The chosen experts of each row: gate_up [2 * inner, hidden], down [hidden, inner].
+
+    gluon  the GPU runs kernels in Gluon
+    """
 
     gpu: bool
     rows: int
@@ -103,6 +106,7 @@ class ChosenExperts(NamedTuple):
     dynamic: bool
     hidden: int
     inner: int
+    gluon: bool
 
 
 class OneToken(NamedTuple):

@@ -66,6 +66,7 @@ FEW_TOKENS = 8
 A_FEW_TOKENS = 4
 PROMPT_TOKENS = 4096
 MANY_TOKENS = 256
+WIDEST_KEPT = 1024  # a block's inner activations, of which two thirds of the chip are full
 FEW_STATES = 256
 FEW_KEY_HEADS = 64
 HOPPER = (9, 0)
@@ -116,6 +117,10 @@ EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
 TILES_OF_CODES = When(
     "block scales, hidden and inner in whole groups of 128",
     lambda case: case.form == FP8_BLOCK and case.hidden % GROUP == case.inner % GROUP == 0,
+)
+ROLES = When(
+    f"Hopper, Triton 3.6 or later, inner size {WIDEST_KEPT} or less",
+    lambda case: case.gluon and case.inner <= WIDEST_KEPT,
 )
 ABSORBED = When("shared expert in the stack", lambda case: case.absorbed)
 FEW_STATES_OR_SEVERAL = When(
@@ -242,8 +247,10 @@ EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
         "pairs sorted by expert: FP8, 64 tokens 370, 2048 tokens 844"),
     Row("moe.tiles.tiled_codes", (GPU, MORE, QUANTISED, unless(TILES_OF_CODES)),
         "the same on codes, with any scales"),
-    Row("moe.w8a8.w8a8_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES),
+    Row("moe.w8a8.w8a8_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES, unless(ROLES, MANY)),
         "codes all the way: 514 for 844, 2048 tokens"),
+    Row("moe.roles.roles_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES, ROLES, MANY),
+        "warps take turns: H200, 512 tokens 217 for 291, 8192 tokens 627 for 745"),
 ))  # fmt: skip
 
 ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (

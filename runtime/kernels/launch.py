@@ -32,15 +32,28 @@ try:
 except ImportError:
     triton, tl, interpreter, HAS_TRITON, INTERPRET = None, None, None, False, None
 
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+
+    # earlier ones start the parts of a kernel's warps in another way
+    HAS_GLUON = tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 6)
+except ImportError:
+    gluon, gl, HAS_GLUON = None, None, False
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "HAS_GLUON",
     "HAS_TRITON",
     "INTERPRET",
     "autotune",
     "capability",
     "configs",
+    "gl",
+    "gluon_jit",
+    "gluon_runs",
     "interpreting",
     "jit",
     "operand",
@@ -146,9 +159,23 @@ def capability(gpu: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(gpu) if gpu >= 0 else (0, 0)
 
 
+def gluon_runs(gpu: int) -> bool:
+    """Return whether kernels in Gluon run on a GPU, given as for `capability`: on Hopper alone."""
+    return HAS_GLUON and capability(gpu) == (9, 0)
+
+
 def jit(kernel: Callable[..., Any]) -> Any:
     """Return `triton.jit(kernel)`; without triton the function itself, which is never called."""
     return triton.jit(kernel) if HAS_TRITON else kernel
+
+
+def gluon_jit(kernel: Callable[..., Any]) -> Any:
+    """Return `gluon.jit(kernel)`; without gluon the function itself, which is never called.
+
+    Gluon is Triton's language of explicit layouts, for kernels whose warps have different parts.
+    It has no interpreter.
+    """
+    return gluon.jit(kernel) if HAS_GLUON else kernel
 
 
 def configs(choices: Sequence[Mapping[str, int]]) -> list[Any]:

@@ -32,13 +32,14 @@ from torch import Tensor
 from runtime.kernels.cases import FLOAT, ChosenExperts, OneToken, Router
 from runtime.kernels.dispatch import EXPERTS, ONE_TOKEN, ROUTER
 from runtime.kernels.encode.rows import Codes
-from runtime.kernels.launch import use_triton
+from runtime.kernels.launch import gluon_runs, use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
 from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
 from runtime.kernels.moe.packed import packed_tiles, packed_tokens, unpacked_pairs
+from runtime.kernels.moe.roles import roles_pairs
 from runtime.kernels.moe.routing import (
     route,
     route_absorbed,
@@ -195,8 +196,9 @@ def expert_terms(
     assert gate_up.shape[2] == x_TH.shape[1] == down.shape[1], "hidden sizes must agree"
     assert gate_up.shape[1] == 2 * down.shape[2], "gate_up has twice down's inner size"
     chosen = weights_Tk.contiguous(), experts_Tk.contiguous()
-    if serve is w8a8_pairs:
-        return w8a8_pairs(x_TH, Stored.of(gate_up), Stored.of(down), *chosen, codes)
+    if serve in (w8a8_pairs, roles_pairs):
+        pairs: Pairs = serve(x_TH, Stored.of(gate_up), Stored.of(down), *chosen, codes)
+        return pairs
     packed = serve in (packed_tokens, packed_tiles, unpacked_pairs)
     stacks = (gate_up, down) if packed else (Stored.of(gate_up), Stored.of(down))
     terms: Tensor | Pairs = serve(x_TH, *stacks, *chosen)
@@ -206,9 +208,12 @@ def expert_terms(
 def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
     gpu, (num_tokens, hidden) = use_triton(x_TH), x_TH.shape
     if not gpu:  # gate_up may be anything that gives one expert's weight
-        return ChosenExperts(gpu, num_tokens, FLOAT, dynamic=False, hidden=hidden, inner=0)
+        return ChosenExperts(
+            gpu, num_tokens, FLOAT, dynamic=False, hidden=hidden, inner=0, gluon=False
+        )
     assert isinstance(gate_up, STORED), "the kernels take stored weights"
-    return ChosenExperts(gpu, num_tokens, *form_of(gate_up), hidden, gate_up.shape[1] // 2)
+    sizes = hidden, gate_up.shape[1] // 2
+    return ChosenExperts(gpu, num_tokens, *form_of(gate_up), *sizes, gluon_runs(x_TH.get_device()))
 
 
 _router = ROUTER.bind(padded_logits, linear)
@@ -222,4 +227,5 @@ _experts = EXPERTS.bind(
     tiled_pairs,
     tiled_codes,
     w8a8_pairs,
+    roles_pairs,
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.launch import gl, gluon_jit, jit, power_of_two, tl, use_triton
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -107,6 +107,18 @@ def expert_block(blocks, BLOCK_M: tl.constexpr):
     expert, first, end = block_of(blocks)
     place = first + tl.arange(0, BLOCK_M)
     return expert, place, place < end
+
+
+@gluon_jit
+def part_at(blocks, number, B, PARTS: gl.constexpr):
+    """Return (expert, first place, end, part) of a part of a block, each block having PARTS.
+
+    The expert is -1 beyond the last block in use.
+    """
+    inside, block = number < B * PARTS, blocks + number // PARTS * 3
+    expert = gl.load(block, mask=inside, other=-1)
+    first = gl.load(block + 1, mask=inside, other=0)
+    return expert, first, gl.load(block + 2, mask=inside, other=0), number % PARTS
 
 
 @jit

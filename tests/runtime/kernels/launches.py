@@ -11,13 +11,13 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.compiler.compiler import ir
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import Autotuner, JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from runtime.kernels import launch
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
@@ -57,7 +57,8 @@ def source(kernel, arguments):
             fixed[parameter.name] = value
         elif kind.startswith("*") or (kind == "i32" and value % 16 == 0):
             aligned[(i,)] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, kinds, constexprs=fixed, attrs=aligned)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    return kind(kernel, kinds, constexprs=fixed, attrs=aligned)
 
 
 def _kind(parameter, value):
@@ -65,9 +66,10 @@ def _kind(parameter, value):
         return "constexpr"
     if isinstance(value, torch.Tensor):
         return _TYPES[value.dtype]
-    if isinstance(value, TensorDescriptor):
+    if hasattr(value, "block_shape"):  # a descriptor; one of Gluon's has a layout, too
         kind = _TYPES[value.base.dtype].removeprefix("*")
-        return f"tensordesc<{kind}{value.block_shape}>"
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+        return f"tensordesc<{kind}{value.block_shape}{layout}>"
     return "fp32" if isinstance(value, float) else "i32"
 
 

@@ -86,9 +86,10 @@ def normed_rows():
 
 def experts():
     for gpu, rows, (form, dynamic), hidden, inner in itertools.product(
-        BOTH, COUNTS, STORED, (128, 150, 2048), (140, 512)
+        BOTH, COUNTS, STORED, (128, 150, 2048), (140, 512, 1152)
     ):
-        yield ChosenExperts(gpu, rows, form, dynamic, hidden, inner)
+        for gluon in (False, gpu):
+            yield ChosenExperts(gpu, rows, form, dynamic, hidden, inner, gluon)
 
 
 CASES = {
@@ -244,7 +245,8 @@ def experts_before(case):
         return "moe.rows.few_pairs"
     quantise, by_block = quantises(case), case.form == FP8_BLOCK
     if quantise and by_block and case.hidden % BLOCK == case.inner % BLOCK == 0:
-        return "moe.w8a8.w8a8_pairs"
+        roles = case.gluon and case.rows >= 256 and case.inner <= 1024
+        return "moe.roles.roles_pairs" if roles else "moe.w8a8.w8a8_pairs"
     return "moe.tiles.tiled_codes" if quantise else "moe.tiles.tiled_pairs"
 
 
@@ -404,7 +406,8 @@ def test_a_choice_is_made_once_until_a_threshold_moves(thresholds):
     thresholds(FEW_TOKENS=7)
     assert find(case) is dispatch.LAYER.rows[0]
     assert asked == [case] * 2
-    experts = ChosenExperts(gpu=True, rows=8, form=FLOAT, dynamic=False, hidden=128, inner=128)
+    sizes = {"hidden": 128, "inner": 128, "gluon": False}
+    experts = ChosenExperts(gpu=True, rows=8, form=FLOAT, dynamic=False, **sizes)
     assert dispatch.EXPERTS.choose(experts).kernel == "moe.tiles.tiled_pairs"
 
 

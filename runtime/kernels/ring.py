@@ -1,0 +1,92 @@
+"""What kernels share whose warps have roles: a ring of stages on chip, products that are started.
+
+Chosen for: never alone; the kernels of moe.roles share it.
+
+Four warps load into the ring and run ahead. Two groups of four warps multiply: while one works on
+its sums the other has the tensor cores. Such kernels are in Gluon, Triton's language of explicit
+layouts. It has no interpreter: tests read what is compiled, and only a GPU says what it computes.
+
+A stage of a ring has two barriers: `full` is passed when its copies have come, `empty` when both
+groups that multiply have read it. Turn n of a ring passes phase n of a barrier; a wait is told the
+last bit of the phase that it waits for.
+
+Shape letters: M rows and N columns of a product, K what it sums over.
+"""
+
+from __future__ import annotations
+
+from runtime.kernels.launch import HAS_GLUON, gl, gluon_jit
+
+if HAS_GLUON:
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        mbarrier,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+
+    # Triton 3.7 has renamed it
+    barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+
+TILE = 128
+# Three parts of four warps: 168 registers each are all that a multiprocessor has. Those that load
+# leave some of theirs (LOAD) to those that multiply (MULTIPLY).
+PARTS = {"num_warps": 4, "maxnreg": 168}
+
+
+@gluon_jit
+def barriers(STAGES: gl.constexpr, FULL: gl.constexpr):
+    """Return (full, empty) of a ring; a stage is full when so many have said so."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=FULL)
+        mbarrier.init(empty.index(i), count=2)
+    return full, empty
+
+
+@gluon_jit
+def awaited(full, step, STAGES: gl.constexpr):
+    """Return the stage of a step, once it is full."""
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    return step % STAGES
+
+
+@gluon_jit
+def emptied(empty, step, STAGES: gl.constexpr):
+    """Return the stage of a step, once it is empty: at first it is."""
+    mbarrier.wait(empty.index(step % STAGES), (step // STAGES + 1) & 1)
+    return step % STAGES
+
+
+@gluon_jit
+def release(empty, stage):
+    """Say that this group has read a stage."""
+    barrier()  # one thread speaks for all
+    mbarrier.arrive(empty.index(stage))
+
+
+@gluon_jit
+def skipped(full, empty, step, number, STAGES: gl.constexpr):
+    """Return the step after so many that this group does not need."""
+    for _ in range(number):
+        release(empty, awaited(full, step, STAGES))
+        step += 1
+    return step
+
+
+@gluon_jit
+def started(x_MK, w_NK, none):
+    """Return x w^T, not yet computed; `none` is a tile of its layout."""
+    return warpgroup_mma(x_MK, w_NK.permute((1, 0)), none, use_acc=False, is_async=True)
+
+
+@gluon_jit
+def computed(product, LATER: gl.constexpr):
+    """Return a product once it is computed; LATER of them were started after it."""
+    return warpgroup_mma_wait(LATER, deps=[product])
+
+
+@gluon_jit
+def rounded(x, like):
+    """Return x rounded to the dtype of the pointer `like`, in float32."""
+    return x.to(like.dtype.element_ty).to(gl.float32)
