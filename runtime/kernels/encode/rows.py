@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from runtime.kernels.cases import GROUP
 from runtime.kernels.launch import INTERPRET, jit, power_of_two, tl, use_triton
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +103,7 @@ def quantize_rows(x_MK: Tensor, group: int, multiple: int = 1) -> Codes:
         ROWS=rows,
         COLS=cols,
         num_warps=8 if cols > 4096 else 4,
+        **early(),
     )
     return Codes(codes, scale_GM.T)
 
@@ -158,11 +160,13 @@ def _quantize_rows_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
+    start_next()
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, COLS)
     k = tl.program_id(1) * GROUP + i
     inside = (m < M)[:, None] & ((i < GROUP) & (k < K))[None, :]
     rows = m.to(tl.int64)[:, None]
+    wait_for_inputs()
     x_MK = tl.load(x + rows * x_row + k[None, :], mask=inside, other=0.0).to(tl.float32)
     q, s = quantized(x_MK, codes)
     tl.store(codes + rows * K + k[None, :], q, mask=inside)
