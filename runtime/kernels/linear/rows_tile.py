@@ -7,12 +7,12 @@ Chosen for: within `PRODUCT`, `PRODUCTS`, `UPDATE`, `CODES_PRODUCT`, `CODES_UPDA
 
 The rows of x are the left operand of the tensor cores, which take 64 there at least; the scale of a
 token then belongs to a row of the sums, of which a thread has two. What a program waits for is
-memory: steps of the weight and of x are copied into shared memory ahead of their use, by one program
-on a multiprocessor or by up to three that start together.
+memory: steps of the weight and of x are copied into shared memory ahead of their use, by one to
+three programs on a multiprocessor, which start together.
 
 Traps: x must not be read before the wait, and the compiler starts the copies of a loop before the
-loop: hence the wait comes first. To ask for the weight in the L2 cache before it gains nothing: on
-an H200 1784 us became 1780 for four layers of 27B with the head, 1822 where each sector was asked
+loop: hence the wait comes first. Asking for the weight before it, into the L2 cache, gains nothing:
+on an H200 1780 us for 1784, four layers of 27B with the head, and 1822 where each sector is asked
 for. The tensor cores keep about 14 bits of an FP8 sum: each 128 columns are added in float32.
 
 Shape letters: M rows of x, N outputs, K inputs, G groups of 128 inputs.
