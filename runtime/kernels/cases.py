@@ -26,6 +26,7 @@ class Gated(NamedTuple):
 
     gpu: bool
     rows: int
+    dtype: torch.dtype
     form: str
 
 
@@ -51,6 +52,21 @@ class Product(NamedTuple):
     dynamic: bool
 
 
+class Products(NamedTuple):
+    """x [rows, K] times two stored weights: fields of the first one as in `Product`.
+
+    card   the GPU's compute capability, (0, 0) without one
+    coded  there are codes of x
+    """
+
+    gpu: bool
+    rows: int
+    dtype: torch.dtype
+    form: str
+    card: tuple[int, int]
+    coded: bool
+
+
 class Inputs(NamedTuple):
     """x [rows, k] before its product with an FP8 weight: fields as in `Product`."""
 
@@ -62,7 +78,7 @@ class Inputs(NamedTuple):
 
 
 class CodesProduct(NamedTuple):
-    """Codes of x times an FP8 weight [n, k].
+    """Codes of x [rows, k] times an FP8 weight [n, k].
 
     card   the GPU's compute capability, (0, 0) without one
     dtype  of the product
@@ -70,6 +86,7 @@ class CodesProduct(NamedTuple):
     """
 
     card: tuple[int, int]
+    rows: int
     dtype: torch.dtype
     form: str
     scale: torch.dtype

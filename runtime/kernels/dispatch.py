@@ -49,6 +49,7 @@ from runtime.kernels.cases import (
     NormedRow,
     OneToken,
     Product,
+    Products,
     Prompt,
     Router,
     Rows,
@@ -63,6 +64,7 @@ WIDE_ROW = 2048
 LARGE_WEIGHT = 12 << 20
 WIDEST_STRIP = 2048  # a thread has 32 numbers of x
 FEW_TOKENS = 8
+DECODED_TOKENS = 64
 A_FEW_TOKENS = 4
 PROMPT_TOKENS = 4096
 MANY_TOKENS = 256
@@ -139,6 +141,20 @@ FEW_DECODES = When(
 )
 BF16 = When("BF16", lambda case: case.dtype == torch.bfloat16)
 SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
+TO_64 = When(
+    f"{FEW_TOKENS + 1} to {DECODED_TOKENS} rows",
+    lambda case: FEW_TOKENS < case.rows <= DECODED_TOKENS,
+)
+MANY_FLOAT = (GPU, TO_64, IN_FLOAT, BF16)
+ON_HOPPER = When("Hopper", lambda case: case.card == HOPPER)
+MANY_CODED = (ON_HOPPER, TO_64)
+MULTIPLIED_BESIDE = When(
+    f"{TO_64.text}, BF16, float weight, or FP8 weight and codes of x on Hopper",
+    lambda case: (
+        all(when.holds(case) for when in (GPU, TO_64, BF16))
+        and (case.form == FLOAT or (case.coded and case.card == HOPPER))
+    ),
+)
 PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
 
 LAYER = Operation("a decoder layer", Rows, (
@@ -171,7 +187,9 @@ PRODUCT = Operation("x W^T", Product, (
         "W decoded once, then cuBLAS"),
     Row("linear.few.few_linear", SEVERAL,
         "columns split within a program: H200, 8 rows, 9B gate and up 51 for 56 of cuBLAS"),
-    Row("linear.product.float_linear", (GPU, MORE, IN_FLOAT), "cuBLAS"),
+    Row("linear.rows.rows_linear", MANY_FLOAT,
+        "more on its way at once: H200, 64 rows with the norm, 0.8B rule 8 for 12 of cuBLAS"),
+    Row("linear.product.float_linear", (GPU, MORE, IN_FLOAT, unless(*MANY_FLOAT)), "cuBLAS"),
     Row("linear.product.tiled_linear", (GPU, MORE, IN_FP8, unless(QUANTISED), unless(DECODED)),
         "decodes as it reads: 106 for 16 rows of FP8 34816 x 5120"),
     Row("linear.product.decoded_linear", (GPU, IN_FP8, unless(QUANTISED), DECODED),
@@ -180,20 +198,36 @@ PRODUCT = Operation("x W^T", Product, (
         "FP8 tensor cores: 95 for 117, 17 rows of 34816 x 5120; 2191 for 4283, 4096 rows"),
 ))  # fmt: skip
 
-PRODUCTS = Operation("x times two W^T", Product, (
+PRODUCTS = Operation("x times two W^T", Products, (
     Row("linear.few.few_products", SEVERAL, "one kernel: the second weight is small"),
-    Row("linear.product.each_linear", (unless(*SEVERAL),), "one after the other"),
+    Row("linear.rows.rows_products", (MULTIPLIED_BESIDE,),
+        "one kernel: the second weight is small"),
+    Row("linear.product.each_linear", (unless(*SEVERAL), unless(MULTIPLIED_BESIDE)),
+        "one after the other"),
 ))  # fmt: skip
 
 UPDATE = Operation("x W^T that the next norm adds to the residual stream", Product, (
     Row("linear.few.few_parts", SEVERAL,
         "columns split among programs, the norm adds the parts: H200, 8 rows, 27B down 28 for 34"),
-    Row("linear.product.linear", (unless(*SEVERAL),), "as any product"),
+    Row("linear.rows.rows_parts", MANY_FLOAT,
+        "split so too: H200, 64 rows with the norm, 0.8B down 5.4 for 8.5 of cuBLAS"),
+    Row("linear.product.quantised_update", (GPU, QUANTISED), "quantised, then by CODES_UPDATE"),
+    Row("linear.product.linear",
+        (unless(*SEVERAL), unless(*MANY_FLOAT), unless(GPU, QUANTISED)), "as any product"),
 ))  # fmt: skip
 
 CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
-    Row("linear.product.scaled_mm", (CUBLAS,), "cuBLAS: 1300 TFLOP/s"),
-    Row("linear.product.tiled_codes", (unless(CUBLAS),), "what cuBLAS does not take"),
+    Row("linear.rows.coded_rows", MANY_CODED,
+        "H200, 64 rows, 27B gate and up 54 for 68 of cuBLAS, which fills them up to 128"),
+    Row("linear.product.scaled_mm", (CUBLAS, unless(*MANY_CODED)), "cuBLAS: 1300 TFLOP/s"),
+    Row("linear.product.tiled_codes", (unless(CUBLAS), unless(*MANY_CODED)),
+        "what cuBLAS does not take"),
+))  # fmt: skip
+
+CODES_UPDATE = Operation("the same, added to the residual stream by the next norm", CodesProduct, (
+    Row("linear.rows.coded_parts", MANY_CODED,
+        "columns split among programs, the norm adds the parts: H200, 64 rows, 27B down 31 for 52"),
+    Row("linear.product.codes_linear", (unless(*MANY_CODED),), "as any product of codes"),
 ))  # fmt: skip
 
 ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
@@ -225,7 +259,9 @@ GATED = Operation("silu(gate) * up", Gated, (
         "product and gate in one: 93, 27B in FP8"),
     Row("linear.packed_rows.packed_gated", (GPU, ONE_ROW, PACKED), "gated where its parts are"),
     Row("linear.few_gated.few_gated", SEVERAL, "product and gate in one"),
-    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW), unless(*SEVERAL)),
+    Row("linear.rows_gated.rows_gated", MANY_FLOAT,
+        "product and gate in one: H200, 64 rows with the norm, 0.8B 7.1 for 8.9"),
+    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT)),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
 
@@ -294,8 +330,8 @@ DRAW = Operation("tokens drawn from logits", Draw, (
 ))  # fmt: skip
 
 OPERATIONS = (
-    LAYER, CODES, PRODUCT, PRODUCTS, UPDATE, CODES_PRODUCT, ROW_PRODUCTS, ROW_NORM, ROW_ADDED,
-    GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS, DRAW,
+    LAYER, CODES, PRODUCT, PRODUCTS, UPDATE, CODES_PRODUCT, CODES_UPDATE, ROW_PRODUCTS, ROW_NORM,
+    ROW_ADDED, GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS, DRAW,
 )  # fmt: skip
 
 

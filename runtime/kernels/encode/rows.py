@@ -161,12 +161,12 @@ def _quantize_rows_kernel(
     COLS: tl.constexpr,
 ):
     start_next()
-    wait_for_inputs()
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, COLS)
     k = tl.program_id(1) * GROUP + i
     inside = (m < M)[:, None] & ((i < GROUP) & (k < K))[None, :]
     rows = m.to(tl.int64)[:, None]
+    wait_for_inputs()
     x_MK = tl.load(x + rows * x_row + k[None, :], mask=inside, other=0.0).to(tl.float32)
     q, s = quantized(x_MK, codes)
     tl.store(codes + rows * K + k[None, :], q, mask=inside)

@@ -28,6 +28,7 @@ from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_rows import packed_gated
 from runtime.kernels.linear.product import (
     codes_linear,
+    codes_update,
     linear,
     linear_reference,
     linear_update,
@@ -36,6 +37,7 @@ from runtime.kernels.linear.product import (
 from runtime.kernels.linear.row import added_linear
 from runtime.kernels.linear.row_gated import row_gated
 from runtime.kernels.linear.row_parts import silu_times
+from runtime.kernels.linear.rows_gated import rows_gated
 from runtime.kernels.linear.weight import BLOCK, form_of
 from runtime.kernels.norm.rms import rmsnorm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -77,7 +79,7 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     num_tokens, inner = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
     out_TF = gate_up_T2F.new_empty((num_tokens, inner))
     _silu_mul_kernel[(num_tokens, -(-inner // _ELEMENTS))](
-        gate_up_T2F, out_TF, inner, BLOCK=_ELEMENTS, num_warps=4
+        gate_up_T2F, out_TF, inner, BLOCK=_ELEMENTS, num_warps=4, **early()
     )
     return out_TF
 
@@ -89,7 +91,7 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    serve = _gated(Gated(use_triton(x_TH), x_TH.shape[0], form_of(gate_up)[0]))
+    serve = _gated(_case(x_TH, gate_up))
     if serve is silu_mul:
         return silu_mul(linear(x_TH, gate_up, codes))
     out_TF: Tensor = serve(x_TH, gate_up)
@@ -98,10 +100,14 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
 
 def mlp_row(x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
     """Return x plus the feed-forward of its norm, [1, H], of x [1, H] before the norm, on a GPU."""
-    if _gated(Gated(gpu=True, rows=1, form=form_of(gate_up)[0])) is row_gated:
+    if _gated(_case(x_1H, gate_up)) is row_gated:
         return added_linear(row_gated(x_1H, gate_up, norm_H, eps), down, x_1H)
     assert isinstance(gate_up, PackedWeight), "the other weights of a row are packed"
     return added_linear(packed_gated(rmsnorm(x_1H, norm_H, eps), gate_up), down, x_1H)
+
+
+def _case(x_TH: Tensor, gate_up: Weight) -> Gated:
+    return Gated(use_triton(x_TH), x_TH.shape[0], x_TH.dtype, form_of(gate_up)[0])
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
@@ -121,7 +127,7 @@ def mlp_update(
 ) -> Tensor | Parts:
     """Return `mlp`, or parts of it where the norm after it adds them."""
     if takes_codes(down, x_TH):
-        return mlp(x_TH, gate_up, down, codes)
+        return codes_update(silu_mul_quantised(linear(x_TH, gate_up, codes)), down, x_TH)
     return linear_update(gated_linear(x_TH, gate_up, codes), down)
 
 
@@ -159,8 +165,10 @@ def shared_expert(
 
 @jit
 def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
+    start_next()
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_inputs()
     gate = tl.load(gate_up + 2 * t * F + i, mask=i < F, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * t + 1) * F + i, mask=i < F, other=0.0).to(tl.float32)
     tl.store(out + t * F + i, silu_times(gate, up, out).to(out.dtype.element_ty), mask=i < F)
@@ -169,11 +177,11 @@ def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
 @jit
 def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.constexpr):
     start_next()
-    wait_for_inputs()
     # columns first: programs that run at once then read rows as they lie, 178 us for 185
     t = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     f = tl.program_id(0) * 128 + tl.arange(0, 128)[None, :]
     rows, inside = t.to(tl.int64)[:, None], (t < T)[:, None]
+    wait_for_inputs()
     gate = tl.load(gate_up + 2 * rows * F + f, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * rows + 1) * F + f, mask=inside, other=0.0).to(tl.float32)
     product = silu_times(gate, up, gate_up)
@@ -182,4 +190,4 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     tl.store(scale + tl.program_id(0) * height + t, s, mask=t < T)
 
 
-_gated = GATED.bind(row_gated, packed_gated, few_gated, silu_mul)
+_gated = GATED.bind(row_gated, packed_gated, few_gated, rows_gated, silu_mul)

@@ -1,7 +1,7 @@
 """Linear layers on stored weights: float, four bits, or FP8 E4M3 with scales of blocks or rows.
 
-Chosen for: every `PRODUCT`, `PRODUCTS`, `UPDATE`, `CODES`, `CODES_PRODUCT` and most of `ROUTER`:
-it asks the table. What cuBLAS computes is here.
+Chosen for: every `PRODUCT`, `PRODUCTS`, `UPDATE`, `CODES`, `CODES_PRODUCT`, `CODES_UPDATE` and most
+of `ROUTER`: it asks the table. What cuBLAS computes is here.
 
     weight only   y[m, n] = sum_k x[m, k] * codes[n, k] * scale(n, k)          summed in float32
     dynamic       the same on codes(x) * s(x) of quantize_rows, over 128 columns of a token (block
@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.cases import CodesProduct, Inputs, Product
+from runtime.kernels.cases import CodesProduct, Inputs, Product, Products
 from runtime.kernels.dispatch import (
     CODES,
     CODES_PRODUCT,
+    CODES_UPDATE,
     CODES_WITH_ROWS,
     PRODUCT,
     PRODUCTS,
@@ -43,6 +44,13 @@ from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
 from runtime.kernels.linear.row import row_linear
+from runtime.kernels.linear.rows import (
+    coded_parts,
+    coded_rows,
+    rows_linear,
+    rows_parts,
+    rows_products,
+)
 from runtime.kernels.linear.tiles import tile_product
 from runtime.kernels.linear.weight import (
     BLOCK,
@@ -114,7 +122,9 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
 
 def linears(x_MK: Tensor, weights: Sequence[Weight], codes: Codes | None) -> tuple[Tensor, ...]:
     """Return `linear` of rows x with each of two weights, of which the second one is small."""
-    products: tuple[Tensor, ...] = _products(_case(x_MK, weights[0]))(x_MK, *weights, codes=codes)
+    card, coded = capability(x_MK.get_device()), codes is not None
+    case = Products(*_case(x_MK, weights[0])[:-1], card, coded)
+    products: tuple[Tensor, ...] = _products(case)(x_MK, *weights, codes=codes)
     return products
 
 
@@ -159,8 +169,20 @@ def quantised_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
     _check(x_MK, weight)
     if not use_triton(x_MK):
         return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    return codes_linear(_codes_of(x_MK, weight), weight, x_MK)
+
+
+def quantised_update(x_MK: Tensor, weight: Fp8Weight) -> Tensor | Parts:
+    """Return `quantised_linear`, or parts of it where the norm after it adds them."""
+    _check(x_MK, weight)
+    if not use_triton(x_MK):
+        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    return codes_update(_codes_of(x_MK, weight), weight, x_MK)
+
+
+def _codes_of(x_MK: Tensor, weight: Fp8Weight) -> Codes:
     group = x_MK.shape[1] if weight.edge == 1 else BLOCK
-    return codes_linear(quantize_rows(x_MK, group, MULTIPLE), weight, x_MK)
+    return quantize_rows(x_MK, group, MULTIPLE)
 
 
 def codes_linear(codes: Codes, weight: Weight, like: Tensor) -> Tensor:
@@ -170,10 +192,20 @@ def codes_linear(codes: Codes, weight: Weight, like: Tensor) -> Tensor:
     like   as many rows as there are, in the dtype of the product
     """
     assert isinstance(weight, Fp8Weight), "codes are multiplied with FP8 weights"
-    card, form, scale = capability(like.get_device()), weight.form[0], weight.scale.dtype
-    multiply = _codes_product(CodesProduct(card, like.dtype, form, scale, *weight.shape))
-    y_MN: Tensor = multiply(codes, weight, like.dtype)
+    y_MN: Tensor = _codes_product(_codes_case(weight, like))(codes, weight, like.dtype)
     return y_MN[: like.shape[0]]
+
+
+def codes_update(codes: Codes, weight: Weight, like: Tensor) -> Tensor | Parts:
+    """Return `codes_linear`, or parts of it where the norm after it adds them."""
+    assert isinstance(weight, Fp8Weight), "codes are multiplied with FP8 weights"
+    y: Tensor | Parts = _codes_update(_codes_case(weight, like))(codes, weight, like)
+    return y
+
+
+def _codes_case(weight: Fp8Weight, like: Tensor) -> CodesProduct:
+    card, form, scale = capability(like.get_device()), weight.form[0], weight.scale.dtype
+    return CodesProduct(card, like.shape[0], like.dtype, form, scale, *weight.shape)
 
 
 def scaled_mm(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
@@ -196,9 +228,10 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
 
 
 _codes = CODES.remembered(CODES.choose)
-_codes_product = CODES_PRODUCT.bind(scaled_mm, tiled_codes)
-_products = PRODUCTS.bind(few_products, each_linear)
-_update = UPDATE.bind(few_parts, linear)
+_codes_product = CODES_PRODUCT.bind(coded_rows, scaled_mm, tiled_codes)
+_codes_update = CODES_UPDATE.bind(coded_parts, codes_linear)
+_products = PRODUCTS.bind(few_products, rows_products, each_linear)
+_update = UPDATE.bind(few_parts, rows_parts, quantised_update, linear)
 _product = PRODUCT.bind(
     linear_reference,
     row_linear,
@@ -206,6 +239,7 @@ _product = PRODUCT.bind(
     packed_row,
     packed_linear,
     unpacked_linear,
+    rows_linear,
     float_linear,
     tiled_linear,
     decoded_linear,

@@ -23,8 +23,17 @@ from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.step import launch_step
 from runtime.kernels.encode.rows import Codes, quantize_rows
-from runtime.kernels.linear import few, few_gated, packed_rows, packed_tiles, row, row_gated
-from runtime.kernels.linear.mlp import silu_mul_quantised
+from runtime.kernels.linear import (
+    few,
+    few_gated,
+    mlp,
+    packed_rows,
+    packed_tiles,
+    row,
+    row_gated,
+    rows,
+    rows_gated,
+)
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import Fp8Weight, Stored
@@ -100,7 +109,7 @@ def prompt(tokens=512):
     states = some(16, heads, 128, 128, dtype=torch.float32)
     prefill.launch_prefill(q, q, v, a, a, head, head, states, slots, at)
     quantize_rows(some(tokens, 2048), 128)
-    silu_mul_quantised(some(tokens, 2048))
+    mlp.silu_mul_quantised(some(tokens, 2048))
 
 
 def norms(hidden, rows=4):
@@ -135,6 +144,25 @@ def few_rows(weight, hidden=2048):
     few.few_linear(x, weight(1024, hidden))
     few.few_parts(some(4, 2 * hidden), weight(hidden, 2 * hidden))
     few_gated.few_gated(x, weight(8 * hidden, hidden))
+
+
+def many_rows(hidden=2048):
+    x = some(64, hidden)
+    rows.rows_products(x, some(12288, hidden), some(64, hidden))
+    rows.rows_linear(x, some(257, hidden))
+    rows.rows_parts(some(64, 2 * hidden), some(hidden, 2 * hidden))
+    rows_gated.rows_gated(x, some(8 * hidden, hidden))
+    mlp.silu_mul(some(64, 8 * hidden))
+
+
+def many_codes(edge, hidden=2048):
+    x = some(64, hidden)
+    codes = quantize_rows(x, hidden if edge == 1 else 128, 16)
+    weights = fp8(12288, hidden, edge=edge), fp8(hidden, hidden, edge=edge)
+    rows.rows_products(x, weights[0], some(64, hidden), codes=codes)
+    rows.coded_rows(codes, weights[0], x.dtype)
+    rows.coded_parts(codes, weights[1], x)
+    mlp.silu_mul_quantised(some(64, 8 * hidden))
 
 
 def experts(weight, tokens=4):
@@ -180,7 +208,10 @@ def cases():
         second = some(64, 2048), fp8(64, 2048, edge=edge)
         strips(some(1, 2048), some(2048), 1e-6, fp8(12288, 2048, edge=edge), second[0])
         strips(some(1, 2048), some(2048), 1e-6, fp8(12288, 2048, edge=edge), second[1])
+        many_codes(edge)
     few_rows(some)
+    many_rows()
+    many_rows(hidden=1000)
     few_rows(some, hidden=1000)
     few_rows(fp8, hidden=1152)
     experts(some)

@@ -32,6 +32,7 @@ from runtime.kernels.cases import (
     NormedRow,
     OneToken,
     Product,
+    Products,
     Prompt,
     Router,
     Rows,
@@ -52,7 +53,7 @@ from runtime.kernels.linear.weight import BLOCK, Fp8Weight, form_of
 
 KERNELS = Path(dispatch.__file__).parent
 BOTH = (False, True)
-COUNTS = (1, 2, 4, 5, 8, 9, 16, 17, 64, 255, 256, 511, 512, 8192)
+COUNTS = (1, 2, 4, 5, 8, 9, 16, 17, 64, 65, 255, 256, 511, 512, 8192)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = list(itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH))
 PACKED = (NVFP4, INT4)
@@ -68,6 +69,13 @@ def products():
         yield Product(gpu, rows, dtype, *stored)
 
 
+def pairs():
+    cards = ((9, 0), (8, 0), (0, 0))
+    for gpu, rows, dtype, (form, _) in itertools.product(BOTH, COUNTS, DTYPES, STORED):
+        for card, coded in itertools.product(cards, BOTH):
+            yield Products(gpu, rows, dtype, form, card, coded)
+
+
 def inputs():
     for gpu, rows, stored, (_, k) in itertools.product(BOTH, COUNTS, [STORED[0], *FP8], SIZES):
         yield Inputs(gpu, rows, *stored, k)
@@ -75,8 +83,10 @@ def inputs():
 
 def codes_products():
     cards = ((9, 0), (8, 0), (0, 0))
-    for card, dtype, (form, _), scale, size in itertools.product(cards, DTYPES, FP8, SCALES, SIZES):
-        yield CodesProduct(card, dtype, form, scale, *size)
+    for card, rows, dtype, (form, _), scale, size in itertools.product(
+        cards, (8, 9, 64, 65), DTYPES, FP8, SCALES, SIZES
+    ):
+        yield CodesProduct(card, rows, dtype, form, scale, *size)
 
 
 def normed_rows():
@@ -95,6 +105,7 @@ def experts():
 CASES = {
     Rows: lambda: itertools.starmap(Rows, itertools.product(BOTH, COUNTS)),
     Product: products,
+    Products: pairs,
     Inputs: inputs,
     CodesProduct: codes_products,
     NormedRow: normed_rows,
@@ -104,7 +115,7 @@ CASES = {
         OneToken, itertools.product(BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Gated: lambda: itertools.starmap(
-        Gated, itertools.product(BOTH, COUNTS, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+        Gated, itertools.product(BOTH, COUNTS, DTYPES, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Added: lambda: itertools.starmap(
         Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
@@ -163,7 +174,7 @@ def product_before(case):
     if case.rows <= 8:
         return "linear.few.few_linear"
     if case.form == FLOAT:
-        return "linear.product.float_linear"
+        return "linear.rows.rows_linear" if to_64(case) else "linear.product.float_linear"
     if quantises(case):
         return "linear.product.quantised_linear"
     if case.rows >= 512 and case.dtype in (torch.bfloat16, torch.float16):
@@ -175,15 +186,41 @@ def several(case):
     return case.gpu and 2 <= case.rows <= 8 and case.form not in PACKED
 
 
+def to_64(case):
+    return case.gpu and case.form == FLOAT and many(case) and case.dtype == torch.bfloat16
+
+
+def many(case):
+    return 9 <= case.rows <= 64
+
+
 def products_before(case):
-    return "linear.few.few_products" if several(case) else "linear.product.each_linear"
+    if several(case):
+        return "linear.few.few_products"
+    coded = case.gpu and many(case) and case.dtype == torch.bfloat16 and case.coded
+    if to_64(case) or (coded and case.card == (9, 0)):
+        return "linear.rows.rows_products"
+    return "linear.product.each_linear"
 
 
 def update_before(case):
-    return "linear.few.few_parts" if several(case) else "linear.product.linear"
+    if several(case):
+        return "linear.few.few_parts"
+    if to_64(case):
+        return "linear.rows.rows_parts"
+    if case.gpu and quantises(case):
+        return "linear.product.quantised_update"
+    return "linear.product.linear"
+
+
+def codes_update_before(case):
+    rows = case.card == (9, 0) and many(case)
+    return "linear.rows.coded_parts" if rows else "linear.product.codes_linear"
 
 
 def codes_product_before(case):
+    if case.card == (9, 0) and many(case):
+        return "linear.rows.coded_rows"
     cublas = (
         case.card == (9, 0)
         and case.dtype == torch.bfloat16
@@ -223,6 +260,8 @@ def row_added_before(case):
 def gated_before(case):
     if several(case):
         return "linear.few_gated.few_gated"
+    if to_64(case):
+        return "linear.rows_gated.rows_gated"
     if case.rows != 1 or not case.gpu:
         return "linear.mlp.silu_mul"
     packed = case.form in PACKED
@@ -295,6 +334,7 @@ BEFORE = {
     dispatch.PRODUCTS: products_before,
     dispatch.UPDATE: update_before,
     dispatch.CODES_PRODUCT: codes_product_before,
+    dispatch.CODES_UPDATE: codes_update_before,
     dispatch.ROW_PRODUCTS: row_products_before,
     dispatch.ROW_NORM: row_norm_before,
     dispatch.ROW_ADDED: row_added_before,

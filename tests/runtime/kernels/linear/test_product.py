@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.kernels.encode.rows import quantize_rows
+from runtime.kernels.linear import product
 from runtime.kernels.linear.product import (
     codes_for,
     linear,
     linear_fp8_dynamic_reference,
     linear_reference,
+    linear_update,
     quantised_linear,
 )
 from runtime.kernels.linear.weight import (
@@ -20,6 +22,7 @@ from runtime.kernels.linear.weight import (
     dequant_reference,
     linear_fp8_reference,
 )
+from runtime.kernels.norm.rms import Parts
 
 SCHEMES = ["block", "channel"]
 
@@ -200,6 +203,20 @@ def test_the_kernel_takes_rows_with_a_stride(interpreter):
         x = wide[:rows, 30:70]
         error = linear_fp8(x, codes, scale) - linear_fp8_reference(x, codes, scale)
         assert (error.abs() <= summing_error(x, spelled_out(codes, scale))).all()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_hopper_has_kernels_of_its_own_for_up_to_64_rows(scheme, monkeypatch, interpreter):
+    """They sum the same codes in another order, and leave parts of them to the norm."""
+    weight, x = Fp8Weight(*quantised(40, 640, scheme=scheme), dynamic=True), normal(20, 640)
+    tiled, bound = linear(x, weight), summing_error(x, spelled_out(weight.codes, weight.scale))
+    assert torch.equal(linear_update(x, weight), tiled)
+    monkeypatch.setattr(product, "capability", lambda gpu: (9, 0))
+    update = linear_update(x, weight)
+    assert isinstance(update, Parts)
+    assert update.sums.shape == (3, 20, 40)
+    for got in (linear(x, weight), update.sums.sum(0)):
+        assert ((got - tiled).abs() <= bound).all()
 
 
 def test_a_scale_of_another_grid_is_refused():
