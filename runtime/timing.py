@@ -18,6 +18,8 @@ from torch import Tensor
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
 
+LONG = 1 << 16  # tokens of all repeats of a prompt
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -42,7 +44,8 @@ def decode_time(model: Model, batch: int, context: int, repeat: int = 20) -> Tim
 
 @torch.inference_mode()
 def prefill_time(model: Model, tokens: int, repeat: int = 5) -> Timing:
-    """Time one prompt, with the logits of its last token."""
+    """Time one prompt, with the logits of its last token; one of seconds less often, or once."""
+    repeat = max(1, min(repeat, LONG // tokens))
     state = State.allocate(model.config, Room(1, tokens), device=model.device, dtype=model.dtype)
     ids = torch.randint(model.config.sizes["V"], (tokens,)).tolist()
     rows, pools = Batch.pack([], [Span(ids, 0, 0, 0)], model.device), state.pools()
@@ -50,7 +53,7 @@ def prefill_time(model: Model, tokens: int, repeat: int = 5) -> Timing:
 
 
 def _timed(call: Callable[[], Tensor], model: Model, repeat: int) -> Timing:
-    for _ in range(2):  # kernels are compiled and tuned
+    for _ in range(min(repeat, 2)):  # kernels are compiled and tuned
         call()
     if model.device.type != "cuda":
         return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))

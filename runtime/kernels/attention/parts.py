@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 # two for each multiprocessor of an H100, H200 and GH200: parts do not depend on the card
 _PROGRAMS = 264
-_MOST_PARTS = 64
+# of a slot that has room for one tile of each
+_FEW_PARTS = 64
 # Two such programs fill the registers of a multiprocessor: the first tile of keys and values takes
 # half of them. Where a slot has room for 4096 tokens or fewer, no part of one context has a second
 # tile: STAGES 0. Twelve layers of 0.8B, three of them attention, took 462 us on an H100 with two
@@ -50,10 +51,12 @@ class Parts(NamedTuple):
     total: Tensor
 
     @staticmethod
-    def empty(q_Bnd: Tensor, kv_heads: int) -> Parts:
+    def empty(q_Bnd: Tensor, pool_k: Tensor) -> Parts:
         """Return room for as many parts as keep a GPU busy."""
         batch, num_heads, head_dim = q_Bnd.shape
-        parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_PARTS))
+        _, places, kv_heads, _ = pool_k.shape
+        most = _FEW_PARTS if places <= _FEW_PARTS * _BLOCKS["BLOCK_L"] else _PROGRAMS
+        parts = max(1, min(_PROGRAMS // (batch * kv_heads), most))
         parts = power_of_two(parts + 1) // 2
         o = torch.empty((batch, num_heads, parts, head_dim), device=q_Bnd.device)
         top, total = (torch.empty(o.shape[:3], device=q_Bnd.device) for _ in range(2))

@@ -102,6 +102,19 @@ def test_the_pools_are_to_the_bit_those_of_the_kernels_apart():
         assert torch.equal(one.nan_to_num(99), other.nan_to_num(99))
 
 
+@pytest.mark.usefixtures("interpreter")
+def test_a_slot_with_more_room_than_tiles_has_more_parts(monkeypatch):
+    """As few as there are tiles of a short slot would keep half a GPU busy."""
+    for name, count in (("_PROGRAMS", 8), ("_FEW_PARTS", 2)):
+        monkeypatch.setattr(parts_module, name, count)
+    got, (pool, _) = step(attention_step, [130], [3], kv_heads=1)
+    expected, _ = step(attention_step_reference, [130], [3], kv_heads=1)
+    assert distance(got, expected) < FLOAT32
+    q = arguments([130], kv_heads=1)[0]
+    short, long = (parts_module.Parts.empty(q, pool[:, :room]) for room in (128, 129))
+    assert (short.o.shape[2], long.o.shape[2]) == (2, 8)
+
+
 @pytest.mark.parametrize("length", [1, 64, 65, 130])
 def test_one_sequence_in_many_parts(length, interpreter):
     got, _ = step(attention_step, [length], [3], kv_heads=1)
