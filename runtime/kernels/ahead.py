@@ -1,0 +1,48 @@
+"""Kernels compiled before they are launched, several at once.
+
+A kernel is compiled at its first launch, alone: half a second of one core each, and a model's
+first token waits for all of them. What calls them is therefore run twice, first in
+`with compiled_together():`, where a call only asks for its kernel. Triton keeps what it compiled,
+in this process and on disk, so the second run, and another process, finds it.
+
+Traps: what a kernel that was not launched leaves behind is whatever lay there, so nothing may be
+indexed by it. Nor is anything tuned; all choices are compiled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from runtime.kernels.launch import HAS_TRITON, triton
+
+if HAS_TRITON:
+    from triton.runtime import Autotuner, JITFunction
+
+
+@contextmanager
+def compiled_together(threads: int | None = None) -> Iterator[None]:
+    """Compile the kernels that are called while this lasts, and launch none; it ends with the last.
+
+    threads  how many at once; None: one for each core
+    """
+    launch = JITFunction.run
+
+    def ask(kernel: Any, *args: Any, warmup: bool, **named: Any) -> Any:
+        return launch(kernel, *args, warmup=True, **named)
+
+    def ask_all(tuned: Any, *args: Any, **named: Any) -> None:
+        for choice in tuned.prune_configs(named):
+            tuned.fn.run(*args, **named, **choice.all_kwargs())
+
+    with (
+        ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool,
+        triton.AsyncCompileMode(pool),
+        patch.object(JITFunction, "run", ask),
+        patch.object(Autotuner, "run", ask_all),
+    ):
+        yield
