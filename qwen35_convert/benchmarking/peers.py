@@ -11,17 +11,22 @@ step, a token for each sequence of a batch at a context, or a prompt with the lo
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +34,20 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.errors import MissingError, RecipeError
 from qwen35_convert.options import check_choice
+from qwen35_convert.progress import notice
 from qwen35_convert.serving.artifact import served
 from qwen35_convert.serving.commands import starts
 from qwen35_convert.serving.engines import VLLM
 
 if TYPE_CHECKING:
+    from formats.family.config import Config
     from qwen35_convert.benchmarking.point import Point
 
 REPEAT = 3
+MORE = 256  # tokens that are generated after a context, at most
+LEAST_CACHE = 2 * 10**9
+PATIENCE = 1200  # seconds that another engine may take in all
+SAID = "said: "  # what lines begin with that tell what it does
 PACKAGES = {"fla": "flash-linear-attention"}  # modules whose package has another name
 
 
@@ -133,19 +144,58 @@ def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> It
         "folder": str(folder),
         "options": _vllm_options(checkpoint),
         "vocabulary": checkpoint.config.sizes["V"],
+        "cache_bytes": _cache_bytes(checkpoint.config, points),
         "repeat": REPEAT,
     }
     with TemporaryDirectory() as scratch:
         job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
         job.write_text(json.dumps(request | {"points": [asdict(point) for point in points]}))
-        module = "qwen35_convert.benchmarking.vllm_peer"
-        command = [sys.executable, "-m", module, str(job), str(result)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MissingError(f"peer vllm failed, exit {done.returncode}: {done.stderr[-1500:]}")
+        _told(["-m", "qwen35_convert.benchmarking.vllm_peer", str(job), str(result)], "peer vllm")
         times: list[float] = json.loads(result.read_bytes())
     for point, ms in zip(points, times, strict=True):
         yield replace(point, peer_ms=ms)
+
+
+def _cache_bytes(config: Config, points: Sequence[Point]) -> int:
+    """Return the bytes of an engine's cache: twice those of all tokens, as blocks are whole."""
+    from runtime.floors import sequence_bytes
+
+    filled = (point.batch * sequence_bytes(config, point.tokens + MORE) for point in points)
+    return int(2 * max(filled, default=0)) + LEAST_CACHE
+
+
+def _told(words: Sequence[str], subject: str) -> None:
+    """Run Python on these words, and pass on the lines that tell what it does, with seconds.
+
+    MissingError if it fails, or takes longer than PATIENCE, with its last lines.
+    """
+    started, last = time.monotonic(), deque[str](maxlen=40)
+    command = [sys.executable, *words]
+    # with a group of its own, as processes that it starts hold the pipe as well
+    with subprocess.Popen(
+        command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", start_new_session=True
+    ) as run:
+        clock = threading.Timer(PATIENCE, _end, [run])
+        clock.start()
+        try:
+            for line in run.stdout or ():
+                last.append(line)
+                if line.startswith(SAID):
+                    seconds = time.monotonic() - started
+                    notice(f"{subject}, {seconds:.0f} s: {line.removeprefix(SAID).strip()}")
+            run.wait()
+        finally:
+            clock.cancel()
+            _end(run)
+    if run.returncode:
+        raise MissingError(f"{subject} failed, exit {run.returncode}: {''.join(last)[-3000:]}")
+
+
+def _end(run: subprocess.Popen[str]) -> None:
+    """End a process and those it has started, if it still runs."""
+    if run.poll() is None:
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
 
 
 def _vllm_options(checkpoint: Checkpoint) -> dict[str, object]:

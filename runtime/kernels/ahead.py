@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from runtime.kernels.launch import HAS_TRITON, triton
+from runtime.kernels.launch import HAS_TRITON
 
 if HAS_TRITON:
+    from triton import AsyncCompileMode
     from triton.runtime import Autotuner, JITFunction
 
 
@@ -35,14 +36,32 @@ def compiled_together(threads: int | None = None) -> Iterator[None]:
     def ask(kernel: Any, *args: Any, warmup: bool, **named: Any) -> Any:
         return launch(kernel, *args, warmup=True, **named)
 
-    def ask_all(tuned: Any, *args: Any, **named: Any) -> None:
-        for choice in tuned.prune_configs(named):
-            tuned.fn.run(*args, **named, **choice.all_kwargs())
-
     with (
         ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool,
-        triton.AsyncCompileMode(pool),
+        AsyncCompileMode(pool, ignore_errors=True),
         patch.object(JITFunction, "run", ask),
-        patch.object(Autotuner, "run", ask_all),
+        patch.object(Autotuner, "run", _ask_all),
     ):
+        yield
+
+
+def _ask_all(tuned: Any, *args: Any, **named: Any) -> None:
+    """Ask for all choices of a kernel that is tuned."""
+    for choice in tuned.prune_configs(named):
+        tuned.fn.run(*args, **named, **choice.all_kwargs())
+
+
+@contextmanager
+def tuned_together() -> Iterator[None]:
+    """Compile the choices of each kernel together before they are timed, while this lasts."""
+    prune = Autotuner.prune_configs
+
+    def compiled(tuned: Any, named: dict[str, Any]) -> Any:
+        choices = prune(tuned, named)
+        with compiled_together():
+            for choice in choices:
+                tuned.fn.run(*tuned.nargs.values(), **named, **choice.all_kwargs())
+        return choices
+
+    with patch.object(Autotuner, "prune_configs", compiled):
         yield

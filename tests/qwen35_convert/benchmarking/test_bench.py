@@ -117,6 +117,7 @@ def test_a_peer_that_is_unknown_or_missing_is_said(nano, monkeypatch):
 
 VLLM = """
 import time
+from types import SimpleNamespace
 
 clock = [0.0]
 time.perf_counter = lambda: clock[0]  # what a step takes does not depend on this machine
@@ -133,12 +134,34 @@ class LLM:
             raise ValueError("told of its cache")
         if max_num_seqs > 8:
             raise MemoryError("no room for so many")
-        self.longest = max_model_len
+        self.longest, self.llm_engine, self.waiting, self.running = max_model_len, self, [], {}
 
-    def generate(self, prompts, wanted, use_tqdm):
-        count = len(prompts[0]["prompt_token_ids"])
+    def add_request(self, name, prompt, wanted):
+        count = len(prompt["prompt_token_ids"])
         assert count + wanted.max_tokens <= self.longest
-        clock[0] += 0.002 * count + 0.001 * (wanted.max_tokens - 1) * len(prompts)
+        self.waiting.append((name, count, wanted.max_tokens))
+
+    def step(self):
+        # one prompt a step; those that are read go on meanwhile, a millisecond for each
+        for made in self.running.values():
+            made[0].append(7)
+        clock[0] += 0.001 * len(self.running)
+        if self.waiting:
+            name, count, most = self.waiting.pop(0)
+            self.running[name] = [7], most
+            clock[0] += 0.002 * count
+        told = [
+            SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=list(tokens))])
+            for name, (tokens, _) in self.running.items()
+        ]
+        self.running = {n: made for n, made in self.running.items() if len(made[0]) < made[1]}
+        return told
+
+    def abort_request(self, names):
+        self.running = {}
+
+    def has_unfinished_requests(self):
+        return bool(self.waiting or self.running)
 """
 
 
