@@ -11,7 +11,6 @@ step, a token for each sequence of a batch at a context, or a prompt with the lo
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import statistics
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 REPEAT = 3
 MORE = 256  # tokens that are generated after a context, at most
 LEAST_CACHE = 2 * 10**9
-PATIENCE = 1200  # seconds that another engine may take in all
+PATIENCE, GRACE = 1200, 30  # seconds that another engine may take in all, and to end
 SAID = "said: "  # what lines begin with that tell what it does
 PACKAGES = {"fla": "flash-linear-attention"}  # modules whose package has another name
 
@@ -171,10 +170,7 @@ def _told(words: Sequence[str], subject: str) -> None:
     """
     started, last = time.monotonic(), deque[str](maxlen=40)
     command = [sys.executable, *words]
-    # with a group of its own, as processes that it starts hold the pipe as well
-    with subprocess.Popen(
-        command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", start_new_session=True
-    ) as run:
+    with subprocess.Popen(command, stdout=PIPE, stderr=STDOUT, text=True, errors="replace") as run:
         clock = threading.Timer(PATIENCE, _end, [run])
         clock.start()
         try:
@@ -192,10 +188,13 @@ def _told(words: Sequence[str], subject: str) -> None:
 
 
 def _end(run: subprocess.Popen[str]) -> None:
-    """End a process and those it has started, if it still runs."""
+    """End a process that still runs; it is given time to end those that it has started."""
     if run.poll() is None:
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+        run.send_signal(signal.SIGINT)
+        try:
+            run.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            run.kill()
 
 
 def _vllm_options(checkpoint: Checkpoint) -> dict[str, object]:

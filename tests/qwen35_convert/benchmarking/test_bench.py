@@ -178,6 +178,15 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
         list(run_vllm(checkpoint, [replace(point, batch=9)], "cuda"))
 
 
+def test_an_engine_that_never_ends_is_ended(nano, tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr("qwen35_convert.benchmarking.peers.PATIENCE", 8)
+    point = Point("decode", 1, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
+    with pytest.raises(MissingError, match="peer vllm failed"):
+        list(run_vllm(open_checkpoint(nano), [point], "cuda"))
+
+
 def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text(VLLM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
