@@ -1,19 +1,20 @@
 """Kernels compiled before they are launched, several at once.
 
-A kernel is compiled at its first launch, alone: half a second of one core each, and a model's
-first token waits for all of them. What calls them is therefore run twice, first in
-`with compiled_together():`, where a call only asks for its kernel. Triton keeps what it compiled,
-in this process and on disk, so the second run, and another process, finds it.
+A kernel is compiled at its first launch, alone, and so is the C function that launches it: a second
+of one core for both, and a model's first token waits for all of them. What calls them is therefore
+run twice, first in `with compiled_together():`, where a call only asks for its kernel. Triton keeps
+what it compiled, in this process and on disk, so the second run, and another process, finds it.
 
 Traps: what a kernel that was not launched leaves behind is whatever lay there, so nothing may be
-indexed by it. Nor is anything tuned; all choices are compiled.
+indexed by it. Nor is anything tuned; all choices are compiled. One that does not compile, or does
+not fit the GPU, is told when it is launched.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +24,20 @@ from runtime.kernels.launch import HAS_TRITON
 if HAS_TRITON:
     from triton import AsyncCompileMode
     from triton.runtime import Autotuner, JITFunction
+
+
+class _Loading(ThreadPoolExecutor):
+    """Threads that also load what they have compiled."""
+
+    def submit(self, compile_one: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        """Return the kernel to come, ready to be launched."""
+
+        def loaded() -> Any:
+            kernel = compile_one()
+            kernel._init_handles()  # compiles its launcher
+            return kernel
+
+        return super().submit(loaded)
 
 
 @contextmanager
@@ -37,7 +52,7 @@ def compiled_together(threads: int | None = None) -> Iterator[None]:
         return launch(kernel, *args, warmup=True, **named)
 
     with (
-        ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool,
+        _Loading(threads or len(os.sched_getaffinity(0))) as pool,
         AsyncCompileMode(pool, ignore_errors=True),
         patch.object(JITFunction, "run", ask),
         patch.object(Autotuner, "run", _ask_all),
