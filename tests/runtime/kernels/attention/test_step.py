@@ -103,16 +103,15 @@ def test_the_pools_are_to_the_bit_those_of_the_kernels_apart():
 
 
 @pytest.mark.usefixtures("interpreter")
-def test_a_slot_with_more_room_than_tiles_has_more_parts(monkeypatch):
-    """As few as there are tiles of a short slot would keep half a GPU busy."""
-    for name, count in (("_PROGRAMS", 8), ("_FEW_PARTS", 2)):
+def test_a_long_slot_has_a_part_for_each_tile_or_half_as_many_programs(monkeypatch):
+    for name, count in (("_PROGRAMS", 4), ("_FEW_PARTS", 1)):
         monkeypatch.setattr(parts_module, name, count)
     got, (pool, _) = step(attention_step, [130], [3], kv_heads=1)
     expected, _ = step(attention_step_reference, [130], [3], kv_heads=1)
     assert distance(got, expected) < FLOAT32
-    q = arguments([130], kv_heads=1)[0]
-    short, long = (parts_module.Parts.empty(q, pool[:, :room]) for room in (128, 129))
-    assert (short.o.shape[2], long.o.shape[2]) == (2, 8)
+    q, whole = arguments([130], kv_heads=1)[0], pool.new_empty(1, 257, 1, 20)
+    parts = [parts_module.Parts.empty(q, whole[:, :room]) for room in (64, 65, 129, 256, 257)]
+    assert [each.o.shape[2] for each in parts] == [1, 2, 4, 4, 2]
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 130])
