@@ -35,10 +35,9 @@ RESULTS = Path(__file__).parent / "results" / "cold_start.jsonl"
 STARTED = "COLD_START_AT"  # the variable that tells a process when it was started
 
 
-def told(artifact: Path, prompt: int, tokens: int) -> dict[str, Any]:
+def told(artifact: Path, prompt: int, tokens: int, device: str) -> dict[str, Any]:
     """Generate in this process, and return what a line has of it."""
     import torch
-    import triton
 
     from qwen35_convert import api, cli
     from qwen35_convert.containers.registry import open_checkpoint
@@ -53,11 +52,17 @@ def told(artifact: Path, prompt: int, tokens: int) -> dict[str, Any]:
         if not cache_hit:
             compiled.append(times.total / 1e6)
 
-    triton.knobs.compilation.listener = count
+    on_gpu = device == "cuda"
+    if on_gpu:
+        import triton
+
+        triton.knobs.compilation.listener = count
     checkpoint = open_checkpoint(artifact)
     done["opened"] = _now()
-    model = load_model(checkpoint, "cuda", torch.bfloat16, keep_fp8=True)
-    torch.cuda.synchronize()
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    model = load_model(checkpoint, device, dtype, keep_fp8=on_gpu)
+    if on_gpu:
+        torch.cuda.synchronize()
     done["loaded"] = _now()
     ids = torch.randint(model.config.sizes["V"], (prompt,)).tolist()
     text = generate(model, ids, tokens)
@@ -65,7 +70,8 @@ def told(artifact: Path, prompt: int, tokens: int) -> dict[str, Any]:
     done["first"] = _now()
     list(text)
     done |= {"all": _now(), "compile_s": round(sum(compiled), 2)}
-    return done | {"kernels": len(compiled), "card": torch.cuda.get_device_name()}
+    card = torch.cuda.get_device_name() if on_gpu else device
+    return done | {"kernels": len(compiled), "card": card}
 
 
 def _now() -> float:
@@ -79,11 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompt", type=int, default=100, help="tokens")
     parser.add_argument("--tokens", type=int, default=16, help="that are generated")
     parser.add_argument("--repeat", type=int, default=2, help="processes")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
     options = parser.parse_args(arguments)
     if STARTED in os.environ:
-        print(json.dumps(told(options.artifact, options.prompt, options.tokens)))
+        print(json.dumps(told(options.artifact, options.prompt, options.tokens, options.device)))
         return
     named = {"what": "cold_start", "model": options.artifact.name}
     asked = {"prompt": options.prompt, "commit": options.commit or commit()}
