@@ -46,7 +46,6 @@ from torch import Tensor
 
 from benchmarks.convert import commit
 from benchmarks.hopper_rule import measure_rule
-from benchmarks.kernels import alone
 from benchmarks.lines import append, rounded
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
@@ -57,7 +56,7 @@ from runtime.kernels.moe import layer
 from runtime.kernels.moe.routing import route_absorbed
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
-from runtime.timing import Timing, decode_time, prefill_time
+from runtime.timing import Timing, alone, decode_time, prefill_time
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
 CONTEXT = 4096

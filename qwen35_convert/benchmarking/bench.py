@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ class Sweep:
     device       cuda or cpu
     dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
     peer         another engine to run on the same weights: transformers, fla, vllm
+    lock         a file that is locked while something is timed, so that several can run at once
     """
 
     prefill: tuple[int, ...] = BenchSweep().prefill
@@ -45,6 +47,7 @@ class Sweep:
     device: str = "cuda"
     dynamic_fp8: bool = True
     peer: str | None = None
+    lock: Path | None = None
 
     def __post_init__(self) -> None:
         for name, values in (
@@ -95,11 +98,11 @@ def run_bench(
     points = []
     for what, size in _steps(sweep):
         progress(f"{what} {size}")
-        points.append(rig.measure(what, size, sweep.context))
+        points.append(rig.measure(what, size, sweep))
     if peer is not None:
         del rig, model
         torch.cuda.empty_cache()
-        points = list(peer(checkpoint, points, sweep.device))
+        points = list(peer(checkpoint, points, sweep))
     return Bench(checkpoint.name, device, points, sweep.peer, _versions(sweep.peer))
 
 
@@ -117,7 +120,7 @@ class _Rig:
     card: Card | None
     device: str
 
-    def measure(self, what: str, size: int, context: int) -> Point:
+    def measure(self, what: str, size: int, sweep: Sweep) -> Point:
         """Time a decode step of `size` sequences, or a prompt of `size` tokens."""
         import torch
 
@@ -126,8 +129,11 @@ class _Rig:
         on_gpu = self.model.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        decodes = what == "decode"
-        took = decode_time(self.model, size, context) if decodes else prefill_time(self.model, size)
+        decodes, context, lock = what == "decode", sweep.context, sweep.lock
+        if decodes:
+            took = decode_time(self.model, size, context, lock=lock)
+        else:
+            took = prefill_time(self.model, size, lock=lock)
         peak = torch.cuda.max_memory_allocated() if on_gpu else None
         return self._point(what, (size, context) if decodes else (1, size), took, peak)
 
@@ -164,7 +170,7 @@ def _device_name(device: str) -> str:
     return torch.cuda.get_device_name()
 
 
-Peer = Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]
+Peer = Callable[[Checkpoint, Sequence[Point], Sweep], Iterator[Point]]
 
 
 def _peer(sweep: Sweep) -> Peer | None:

@@ -40,6 +40,7 @@ from qwen35_convert.serving.engines import VLLM
 
 if TYPE_CHECKING:
     from formats.family.config import Config
+    from qwen35_convert.benchmarking.bench import Sweep
     from qwen35_convert.benchmarking.point import Point
 
 REPEAT = 3
@@ -50,7 +51,7 @@ SAID = "said: "  # what lines begin with that tell what it does
 PACKAGES = {"fla": "flash-linear-attention"}  # modules whose package has another name
 
 
-def find_peer(name: str) -> Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]:
+def find_peer(name: str) -> Callable[[Checkpoint, Sequence[Point], Sweep], Iterator[Point]]:
     """Return the peer of that name. MissingError if its package is not installed."""
     check_choice("peer", name, tuple(PEERS))
     for module in ("transformers", "fla") if name == "fla" else (name,):
@@ -72,7 +73,7 @@ def _need_folder(checkpoint: Checkpoint, name: str) -> Path:
 
 
 def run_transformers(
-    checkpoint: Checkpoint, points: Sequence[Point], device: str
+    checkpoint: Checkpoint, points: Sequence[Point], sweep: Sweep
 ) -> Iterator[Point]:
     """Yield the points with transformers' times; it reads folders of safetensors only.
 
@@ -82,6 +83,7 @@ def run_transformers(
     from transformers import AutoModelForCausalLM
 
     folder = _need_folder(checkpoint, "transformers")
+    device = sweep.device
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -120,31 +122,32 @@ def _wall_ms(call: Callable[[], object], model: Any) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
-def run_fla(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
+def run_fla(checkpoint: Checkpoint, points: Sequence[Point], sweep: Sweep) -> Iterator[Point]:
     """Yield the points with the times of transformers over FLA's kernels, which need a GPU.
 
     transformers uses FLA's delta rule if it can be imported, and falls back silently.
     """
-    if device != "cuda":
-        raise RecipeError("peer fla", f"cannot run on {device}", "cuda")
+    if sweep.device != "cuda":
+        raise RecipeError("peer fla", f"cannot run on {sweep.device}", "cuda")
     try:
         import_module("fla.ops.gated_delta_rule")
     except ImportError as error:
         raise MissingError(f"peer fla cannot be imported: {error}") from None
-    yield from run_transformers(checkpoint, points, device)
+    yield from run_transformers(checkpoint, points, sweep)
 
 
-def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], device: str) -> Iterator[Point]:
+def run_vllm(checkpoint: Checkpoint, points: Sequence[Point], sweep: Sweep) -> Iterator[Point]:
     """Yield the points with vLLM's times, started as `inspect` says. MissingError if it fails."""
     folder = _need_folder(checkpoint, "vllm")
-    if device != "cuda":
-        raise RecipeError("peer vllm", f"cannot run on {device}", "cuda")
+    if sweep.device != "cuda":
+        raise RecipeError("peer vllm", f"cannot run on {sweep.device}", "cuda")
     request = {
         "folder": str(folder),
         "options": _vllm_options(checkpoint),
         "vocabulary": checkpoint.config.sizes["V"],
         "cache_bytes": _cache_bytes(checkpoint.config, points),
         "repeat": REPEAT,
+        "lock": sweep.lock and str(sweep.lock),
     }
     with TemporaryDirectory() as scratch:
         job, result = Path(scratch) / "job.json", Path(scratch) / "result.json"

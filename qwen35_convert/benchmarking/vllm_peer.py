@@ -1,15 +1,16 @@
 """vLLM's own process for `bench --peer vllm`: run as a module with the arguments JOB and RESULT.
 
-JOB is JSON: folder, options, vocabulary, cache_bytes, repeat, points. RESULT becomes a list of
-milliseconds. Lines of stdout that begin with SAID tell what is being done.
+JOB is JSON: folder, options, vocabulary, cache_bytes, repeat, lock, points. RESULT becomes a list
+of milliseconds. Lines of stdout that begin with SAID tell what is being done.
 
 A prompt is timed to its first token. Decode steps are timed while all sequences of the batch
-decode, STEPS in one stretch: what each of so many more tokens adds. The step that gives the last
-sequence its first token, and FIRST more, are not timed.
+decode, in stretches of STEPS steps: what each of so many more tokens adds. The steps up to the one
+that gives each sequence its FIRST tokens are not timed.
 
 So that it ends: steps that only decode are CUDA graphs of the sizes that are asked for, and the
-rest runs without torch.compile, which takes a minute; the choices of kernels that are tuned, about
-a hundred, are compiled together. Prompts are read once for all steps.
+rest runs without torch.compile, which takes a minute; the engine runs in this process, as to start
+another one takes half a minute; the choices of kernels that are tuned, about a hundred, are
+compiled together. Prompts are read once for all steps.
 
 Trap: the prompts of a batch are read one after another, and those that are read go on meanwhile.
 """
@@ -29,10 +30,12 @@ from typing import Any
 
 from qwen35_convert.benchmarking.peers import SAID
 from runtime.kernels.ahead import tuned_together
+from runtime.timing import alone
 
 FIRST, STEPS = 8, 32
 DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TRITON_CACHE_AUTOTUNING": "1",  # what was tuned is kept as what was compiled is
 }
 # vLLM demands so much of all memory to be free at the start: its cache has a size of its own
@@ -84,36 +87,42 @@ def _engine(spec: Mapping[str, Any]) -> Any:
 
 def _most(point: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
     """Return how many tokens a sequence may need: those before it lose as many as it waits for."""
-    return int(point["batch"] + FIRST + spec["repeat"] * STEPS + 2)
+    return int(point["batch"] + FIRST + spec["repeat"] * (STEPS + 1) + 1)
 
 
 def _point_ms(engine: Any, point: Mapping[str, Any], spec: Mapping[str, Any]) -> float:
-    ids, repeat = random.Random(0), spec["repeat"]
+    ids, lock = random.Random(0), spec["lock"] and Path(spec["lock"])
     prompts = [
         [ids.randrange(spec["vocabulary"]) for _ in range(point["tokens"])]
         for _ in range(point["batch"])
     ]
     if point["what"] == "decode":
-        return statistics.median(_stretches(engine, prompts, _most(point, spec), repeat))
-    took = [next(_arrivals(engine, prompts, 1))[1] for _ in range(repeat + 1)]
-    return statistics.median(took[1:])  # the first one warms up
+        steps = _decoding(engine, prompts, _most(point, spec))
+        next(made for made in steps if made >= FIRST)
+        with alone(lock):
+            return statistics.median(_step_ms(steps) for _ in range(spec["repeat"]))
+    _prompt_ms(engine, prompts)  # the first one warms up
+    with alone(lock):
+        return statistics.median(_prompt_ms(engine, prompts) for _ in range(spec["repeat"]))
 
 
-def _stretches(engine: Any, prompts: list[list[int]], most: int, repeat: int) -> Iterator[float]:
-    """Yield the milliseconds of a step, from `repeat` stretches of STEPS steps."""
-    begun, at = 0.0, 0
-    for made, ms in _arrivals(engine, prompts, most):
-        if made == FIRST or (begun and made >= at + STEPS):
-            if begun:
-                yield (ms - begun) / (made - at)
-                repeat -= 1
-            begun, at = ms, made
-        if not repeat:
-            return
+def _step_ms(steps: Iterator[int]) -> float:
+    """Return the milliseconds of a step in the next stretch."""
+    at = next(steps)
+    started = time.perf_counter()
+    made = next(made for made in steps if made >= at + STEPS)
+    return (time.perf_counter() - started) * 1e3 / (made - at)
 
 
-def _arrivals(engine: Any, prompts: list[list[int]], most: int) -> Iterator[tuple[int, float]]:
-    """Yield (tokens that every sequence has, milliseconds since the start) after each step."""
+def _prompt_ms(engine: Any, prompts: list[list[int]]) -> float:
+    steps = _decoding(engine, prompts, 1)
+    started = time.perf_counter()
+    next(steps)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _decoding(engine: Any, prompts: list[list[int]], most: int) -> Iterator[int]:
+    """Yield after each step how many tokens every sequence has by then, once all have one."""
     from vllm import SamplingParams
 
     core, made = engine.llm_engine, {}
@@ -121,13 +130,12 @@ def _arrivals(engine: Any, prompts: list[list[int]], most: int) -> Iterator[tupl
     for i, prompt in enumerate(prompts):
         core.add_request(str(i), {"prompt_token_ids": prompt}, wanted)
         made[str(i)] = 0
-    started = time.perf_counter()
     try:
         while core.has_unfinished_requests():
             for output in core.step():
                 made[output.request_id] = len(output.outputs[0].token_ids)
             if all(made.values()):
-                yield min(made.values()), (time.perf_counter() - started) * 1e3
+                yield min(made.values())
     finally:
         core.abort_request(list(made))
         while core.has_unfinished_requests():

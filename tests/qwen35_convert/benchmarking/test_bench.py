@@ -171,11 +171,11 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
     checkpoint = open_checkpoint(nano)
     point = Point("decode", 2, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
     points = [point, replace(point, what="prefill", batch=1, tokens=50)]
-    decode, prefill = run_vllm(checkpoint, points, "cuda")
+    decode, prefill = run_vllm(checkpoint, points, Sweep())
     assert decode.peer_ms == pytest.approx(2.0)  # a millisecond for each of two sequences
     assert prefill.peer_ms == pytest.approx(100.0)
     with pytest.raises(MissingError, match="no room for so many"):
-        list(run_vllm(checkpoint, [replace(point, batch=9)], "cuda"))
+        list(run_vllm(checkpoint, [replace(point, batch=9)], Sweep()))
 
 
 def test_an_engine_that_never_ends_is_ended(nano, tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_an_engine_that_never_ends_is_ended(nano, tmp_path, monkeypatch):
     monkeypatch.setattr("qwen35_convert.benchmarking.peers.PATIENCE", 8)
     point = Point("decode", 1, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
     with pytest.raises(MissingError, match="peer vllm failed"):
-        list(run_vllm(open_checkpoint(nano), [point], "cuda"))
+        list(run_vllm(open_checkpoint(nano), [point], Sweep()))
 
 
 def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
@@ -194,7 +194,7 @@ def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
     fp8 = ["quantize.kv_cache=fp8", "quantize.calibrate.tokens=512"]
     api.convert(nano, tmp_path / "kv8", "fp8-block", overrides=fp8)
     with pytest.raises(MissingError, match="told of its cache"):
-        list(run_vllm(open_checkpoint(tmp_path / "kv8"), [point], "cuda"))
+        list(run_vllm(open_checkpoint(tmp_path / "kv8"), [point], Sweep()))
     written = "--mode align --depth 2 --quiet --config '{\"a\": 1}'"
     options = {"mode": "align", "depth": 2, "quiet": True, "config": {"a": 1}}
     assert keywords(shlex.split(written)) == options
@@ -206,13 +206,13 @@ def test_what_vllm_does_not_load_is_no_race(nano, tmp_path):
     config = tmp_path / "named" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     with pytest.raises(RecipeError, match="names another class"):
-        list(run_vllm(open_checkpoint(tmp_path / "named"), [], "cuda"))
+        list(run_vllm(open_checkpoint(tmp_path / "named"), [], Sweep()))
 
 
 def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
     for run in (run_vllm, run_fla):
         with pytest.raises(RecipeError, match="cannot run on cpu, expected cuda"):
-            list(run(open_checkpoint(nano), [], "cpu"))
+            list(run(open_checkpoint(nano), [], Sweep(device="cpu")))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
