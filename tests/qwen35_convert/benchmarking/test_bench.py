@@ -171,7 +171,7 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
     checkpoint = open_checkpoint(nano)
     point = Point("decode", 2, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
     points = [point, replace(point, what="prefill", batch=1, tokens=50)]
-    decode, prefill = run_vllm(checkpoint, points, Sweep())
+    decode, prefill = run_vllm(checkpoint, points, Sweep(lock=tmp_path / "lock"))
     assert decode.peer_ms == pytest.approx(2.0)  # a millisecond for each of two sequences
     assert prefill.peer_ms == pytest.approx(100.0)
     with pytest.raises(MissingError, match="no room for so many"):
