@@ -11,8 +11,9 @@ seconds after the start of the process at which it had
     first      the first token: kernels compiled, the prompt computed, the step recorded as a graph
     all        as many tokens as were asked for
 
-and `kernels`, which were compiled, and `compile_s`, the seconds of all of them. Token ids are
-random and no tokenizer is loaded. The artifact lies in the page cache, if written just now.
+and `kernels`, which were compiled, `compile_s`, the seconds of all of them, and `load`, how many
+other processes wanted a core. Token ids are random and no tokenizer is loaded. The artifact lies in
+the page cache, if it was written just now.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def told(artifact: Path, prompt: int, tokens: int, device: str) -> dict[str, Any
     list(text)
     done |= {"all": _now(), "compile_s": round(sum(compiled), 2)}
     card = torch.cuda.get_device_name() if on_gpu else device
-    return done | {"kernels": len(compiled), "card": card}
+    return done | {"kernels": len(compiled), "load": round(os.getloadavg()[0], 1), "card": card}
 
 
 def _now() -> float:

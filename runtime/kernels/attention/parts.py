@@ -25,33 +25,21 @@ from runtime.kernels.overlap import early, start_next, wait_for_inputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Two for each multiprocessor of an H100, H200 and GH200, where each has one tile, and parts do not
-# depend on the card. Two such programs fill its registers: the tile takes half of them. Where they
-# have several tiles, one with three stages keeps as much on the way, and leaves room for the next
-# kernel: 68 us for 268 MB on an H200, two with two stages 71, one with two 90.
+# two for each multiprocessor of an H100, H200 and GH200: parts do not depend on the card
 _PROGRAMS = 264
-# of contexts that have fewer tiles
-_FEW_PARTS = 64
-# STAGES 0: no part of one context has a second tile. Twelve layers of 0.8B, three of them
-# attention, took 462 us on an H100 with two stages, 440 with one.
-_BLOCKS = {"GRAIN": 32, "BLOCK_L": 64, "STAGES": 3, "num_warps": 4}
+_MOST_PARTS = 64
+# Two such programs fill the registers of a multiprocessor: the first tile of keys and values takes
+# half of them. Where a slot has room for 4096 tokens or fewer, no part of one context has a second
+# tile: STAGES 0. Twelve layers of 0.8B, three of them attention, took 462 us on an H100 with two
+# stages, 440 with one.
+_BLOCKS = {"GRAIN": 32, "BLOCK_L": 64, "STAGES": 2, "num_warps": 4}
+# One program a multiprocessor keeps too little on the way: 268 MB, the context of 131072 tokens of
+# one sequence with two key heads, take 90 us on an H200, 68 with three stages. With 32768 tokens
+# that gains less than the next kernels lose, which no longer find memory to start early.
+_LONG, _LONG_STAGES = 1 << 16, 3
 # float32 is for proof, and takes twice as much of everything
 _FLOAT32_BLOCKS = {"GRAIN": 32, "BLOCK_L": 32, "STAGES": 2, "num_warps": 8}
 _COMBINED = 2048
-
-
-def _count(places: int, contexts: int) -> int:
-    """Return how many parts a context has, a power of two, in slots of so many places."""
-    most = _below(_PROGRAMS // contexts)
-    tiles = power_of_two(-(-places // _BLOCKS["BLOCK_L"]))
-    return (
-        min(most, max(tiles, _FEW_PARTS)) if tiles <= most else _below(_PROGRAMS // 2 // contexts)
-    )
-
-
-def _below(count: int) -> int:
-    """Return the largest power of two that is at most `count`, at least 1."""
-    return power_of_two(max(count, 1) + 1) // 2
 
 
 class Parts(NamedTuple):
@@ -66,11 +54,11 @@ class Parts(NamedTuple):
     total: Tensor
 
     @staticmethod
-    def empty(q_Bnd: Tensor, pool_k: Tensor) -> Parts:
+    def empty(q_Bnd: Tensor, kv_heads: int) -> Parts:
         """Return room for as many parts as keep a GPU busy."""
         batch, num_heads, head_dim = q_Bnd.shape
-        _, places, kv_heads, _ = pool_k.shape
-        parts = _count(places, batch * kv_heads)
+        parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_PARTS))
+        parts = power_of_two(parts + 1) // 2
         o = torch.empty((batch, num_heads, parts, head_dim), device=q_Bnd.device)
         top, total = (torch.empty(o.shape[:3], device=q_Bnd.device) for _ in range(2))
         return Parts(o, top, total)
@@ -91,10 +79,17 @@ class Parts(NamedTuple):
             "GROUP": group,
             "HEAD": head_dim,
             **blocks,
-            "STAGES": 0 if one_tile else blocks["STAGES"],
+            "STAGES": 0 if one_tile else self._stages(pool_k, blocks["STAGES"]),
             "BLOCK_G": max(power_of_two(group), 16),
             "BLOCK_D": max(power_of_two(head_dim), 16),
         }
+
+    def _stages(self, pool_k: Tensor, usual: int) -> int:
+        """Return the stages of a kernel whose parts have several tiles."""
+        batch, _, parts, _ = self.o.shape
+        _, places, kv_heads, _ = pool_k.shape
+        few = batch * kv_heads * parts <= _PROGRAMS // 2
+        return _LONG_STAGES if few and places > _LONG else usual
 
     def combined(self, gate_Bnd: Tensor) -> Tensor:
         """Return the gated attention [B, n, d] in the dtype of the gate."""

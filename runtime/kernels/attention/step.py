@@ -100,7 +100,7 @@ def attention_step(
     if not use_triton(q_Bnd):
         return attention_step_reference(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, *rope, eps, *at)
     _, num_heads, head_dim = q_Bnd.shape
-    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k)
+    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2])
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
     _step_kernel[parts.grid(kv_heads)](
         q_Bnd,

@@ -102,16 +102,14 @@ def test_the_pools_are_to_the_bit_those_of_the_kernels_apart():
         assert torch.equal(one.nan_to_num(99), other.nan_to_num(99))
 
 
-@pytest.mark.usefixtures("interpreter")
-def test_a_long_slot_has_a_part_for_each_tile_or_half_as_many_programs(monkeypatch):
-    for name, count in (("_PROGRAMS", 4), ("_FEW_PARTS", 1)):
-        monkeypatch.setattr(parts_module, name, count)
-    got, (pool, _) = step(attention_step, [130], [3], kv_heads=1)
-    expected, _ = step(attention_step_reference, [130], [3], kv_heads=1)
-    assert distance(got, expected) < FLOAT32
-    q, whole = arguments([130], kv_heads=1)[0], pool.new_empty(1, 257, 1, 20)
-    parts = [parts_module.Parts.empty(q, whole[:, :room]) for room in (64, 65, 129, 256, 257)]
-    assert [each.o.shape[2] for each in parts] == [1, 2, 4, 4, 2]
+def test_a_long_context_of_few_programs_has_more_stages():
+    def stages(batch, room):
+        q, pool = (torch.empty(n, 8, 16, device="meta") for n in (batch, 1))
+        pool_k = pool[:, :2].expand(room, 2, 16)[None]
+        return parts_module.Parts.empty(q, 2).options(pool_k)["STAGES"]
+
+    assert [stages(1, room) for room in (4096, 4097, 1 << 16, 1 << 17)] == [0, 2, 2, 3]
+    assert [stages(batch, 1 << 17) for batch in (2, 8, 64)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 130])
