@@ -49,6 +49,22 @@ def nano(
     return folder
 
 
+def half(folder: Path) -> Path:
+    """Write the bundled model without its first two layers: one of each kind is left."""
+    kinds = ["linear_attention", "full_attention"]
+    text = {"num_hidden_layers": 2, "layer_types": kinds, "full_attention_interval": 2}
+    nano(folder, text=text, without=["model.*"])
+    (stored,) = NANO.glob("*.safetensors")
+    left = {}
+    for name, value in load_file(stored).items():
+        first, layers, rest = name.partition(f"{PREFIX}layers.")
+        i, _, rest = rest.partition(".")
+        if not layers or int(i) >= 2:
+            left[f"{PREFIX}layers.{int(i) - 2}.{rest}" if layers else first] = value
+    save_file(left, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def _set(part: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in {**part, **changes}.items() if value is not None}
 

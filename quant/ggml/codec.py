@@ -15,6 +15,7 @@ Shape letters: N rows (outputs), K columns (inputs), B bytes of a row.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -62,6 +63,7 @@ INSTEAD = {
 }  # fmt: skip
 
 
+@cache
 def block(name: str) -> tuple[int, int]:
     """Return the columns and the bytes of one block. Raises QuantError for an unknown name."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

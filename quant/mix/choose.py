@@ -98,6 +98,8 @@ def _ruled(
     tensors: Sequence[MixTensor], rules: Sequence[PolicyRule], facts: Facts
 ) -> dict[str, Choice]:
     """Return what the rules decide."""
+    if not rules:
+        return {}
     for rule in rules:
         if rule.scheme.upper() not in codec.WRITABLE:
             raise unknown("type", rule.scheme, [name.lower() for name in codec.WRITABLE])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 TOP = -1
 
@@ -22,14 +23,21 @@ class MixTensor:
     @property
     def block(self) -> int:
         """N of `blk.N.`, or -1."""
-        head, _, rest = self.name.partition(".")
-        return int(rest.partition(".")[0]) if head == "blk" else TOP
+        return _split(self.name)[0]
 
     @property
     def kind(self) -> str:
         """The name without block and ending: `attn_qkv`, `nextn.eh_proj`, `token_embd`."""
-        rest = self.name if self.block == TOP else self.name.split(".", 2)[2]
-        return rest.removesuffix(".weight")
+        return _split(self.name)[1]
+
+
+@cache  # a mix asks thousands of times
+def _split(name: str) -> tuple[int, str]:
+    """Return block and kind of a GGUF name."""
+    if not name.startswith("blk."):
+        return TOP, name.removesuffix(".weight")
+    _, block, kind = name.split(".", 2)
+    return int(block), kind.removesuffix(".weight")
 
 
 @dataclass(frozen=True, slots=True)

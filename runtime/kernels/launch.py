@@ -13,8 +13,9 @@ there: `configs` leaves one. `tl.dot` takes any shape there, a GPU only edges of
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ except ImportError:
     triton, tl, interpreter, HAS_TRITON, INTERPRET = None, None, None, False, None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 __all__ = [
     "HAS_TRITON",
@@ -59,13 +60,58 @@ def interpreting() -> Iterator[None]:
     """Run Triton kernels on CPU tensors in the interpreter while the context lasts (tests only)."""
     assert HAS_TRITON, "interpreting() needs triton"
     assert INTERPRET.value, "TRITON_INTERPRET=1 must be set before triton is first imported"
-    token, patch = _interpreting.set(True), interpreter._patch_lang
-    interpreter._patch_lang = _patching_once(patch)
+    token = _interpreting.set(True)
     try:
-        yield
+        with _made_quicker(interpreter):
+            yield
     finally:
-        interpreter._patch_lang = patch
         _interpreting.reset(token)
+
+
+@contextmanager
+def _made_quicker(interpreter: Any) -> Iterator[None]:
+    """Leave out what the interpreter does again and again for nothing: more than half of its time.
+
+    Without `debug` it looks for overflows of integers and then does not say so.
+    """
+    builder, block = interpreter.interpreter_builder, tl.block_type
+    changes = {
+        (interpreter, "_patch_lang"): _patching_once(interpreter._patch_lang),
+        (interpreter, "_get_np_dtype"): _remembering(interpreter._get_np_dtype, _scalar),
+        (builder, "options"): replace(builder.options, sanitize_overflow=False),
+        (builder, "get_block_ty"): _remembering(builder.get_block_ty, _block),
+        (block, "with_element_ty"): _remembering(block.with_element_ty, _other_block),
+    }
+    with ExitStack() as stack:
+        for (owner, name), value in changes.items():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _scalar(dtype: Any) -> Hashable:
+    return str(dtype.scalar.name)
+
+
+def _block(dtype: Any, shape: Sequence[int]) -> Hashable:
+    return dtype.name, *shape
+
+
+def _other_block(block: Any, dtype: Any) -> Hashable:
+    return dtype.name, *block.shape
+
+
+def _remembering(function: Callable[..., Any], key: Callable[..., Hashable]) -> Callable[..., Any]:
+    """Return a function that is called once for all arguments of one key."""
+    known: dict[Hashable, Any] = {}
+
+    def remembered(*args: Any) -> Any:
+        known_by = key(*args)
+        if known_by not in known:
+            known[known_by] = function(*args)
+        return known[known_by]
+
+    return remembered
 
 
 def _patching_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -28,7 +28,7 @@ IMATRIX = "quantize.imatrix={imatrix}"
 # A mix that has most weights in the type that it is named after.
 THEIRS = "quantize.mix=llama.cpp"
 # Codes that a short text chooses.
-BY_GPTQ = ("quantize.method=gptq", "quantize.calibrate.tokens=1024")
+BY_GPTQ = ("quantize.method=gptq", "quantize.calibrate.tokens=512")
 # output: (bundled recipe, what differs from it)
 OUTPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fp8-block": ("fp8-block", ()),

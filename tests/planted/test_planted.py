@@ -28,8 +28,8 @@ SAMPLE = sample(CASES)
 RIGHT = artifacts()
 FIRST_OF_A_KIND = {right.kind: right.id for right in reversed(RIGHT)}
 ROOT = Path(__file__).parents[2]
-# bases that take ten seconds to make: points of a grid by GPTQ
-SLOW = {"wide-iq2_xxs-gptq", "wide-iq3_xxs-gptq"}
+# bases that take five to ten seconds to make: by GPTQ, but for wide-q4_k_m-gptq
+SLOW = {"wide-iq2_xxs-gptq", "wide-iq3_xxs-gptq", "wide-q2_k-gptq"}
 
 
 def group(base: str) -> pytest.MarkDecorator:

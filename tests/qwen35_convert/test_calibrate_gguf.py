@@ -22,8 +22,10 @@ from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp
 from tests.qwen35_convert.killed import killed_at
 from tests.runtime.models import full
+from tests.variants import half
 
-SETTINGS = ("quantize.calibrate.tokens=2048", "quantize.method=gptq")
+SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq")
+LONG = ("quantize.calibrate.tokens=2048", "quantize.method=gptq")
 DOWN = "blk.1.ffn_down.weight"
 
 
@@ -37,9 +39,15 @@ def receipt_of(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, nano_path):
+def source(tmp_path_factory):
+    """The bundled model without its first two layers."""
+    return half(tmp_path_factory.mktemp("half") / "source")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, source):
     out = tmp_path_factory.mktemp("calibrated") / "out.gguf"
-    done = convert(nano_path, out)
+    done = convert(source, out)
     assert done.report.passed, done.report.failures
     assert done.report.calibration["proof"] == "again"
     return out
@@ -52,15 +60,15 @@ def copy(made, tmp_path):
     return Path(shutil.copy(made, tmp_path / "out.gguf"))
 
 
-def test_workers_change_no_byte(made, nano_path, tmp_path):
-    convert(nano_path, tmp_path / "out.gguf", workers=2, verify=False)
+def test_workers_change_no_byte(made, source, tmp_path):
+    convert(source, tmp_path / "out.gguf", workers=2, verify=False)
     assert (tmp_path / "out.gguf").read_bytes() == made.read_bytes()
 
 
-def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, monkeypatch):
-    with killed_at("layers.2", monkeypatch):
-        convert(nano_path, tmp_path / "out.gguf", verify=False)
-    done = convert(nano_path, tmp_path / "out.gguf")
+def test_a_killed_conversion_goes_on_at_its_layer(made, source, tmp_path, monkeypatch):
+    with killed_at("layers.1", monkeypatch):
+        convert(source, tmp_path / "out.gguf", verify=False)
+    done = convert(source, tmp_path / "out.gguf")
     assert (tmp_path / "out.gguf").read_bytes() == made.read_bytes()
     assert done.receipt == receipt_of(made).read_bytes()
 
@@ -68,21 +76,21 @@ def test_a_killed_conversion_goes_on_at_its_layer(made, nano_path, tmp_path, mon
 def test_file_and_receipt_say_what_calibrated(made):
     kv = first_file(open_checkpoint(made)).kv
     told = {key: kv[f"quantize.calibrate.{key}"].value for key in ("method", "text", "tokens")}
-    assert told == {"method": "gptq", "text": "default", "tokens": 2048}
+    assert told == {"method": "gptq", "text": "default", "tokens": 512}
     claimed = json.loads(receipt_of(made).read_text())["calibration"]
     assert claimed["method"] == "gptq"
     assert all(len(layer["sums_sha256"]) == 64 for layer in claimed["layers"].values())
 
 
-def test_it_is_proven_by_running_again_or_by_bounds(copy, nano_path):
-    again = q.verify(copy, nano_path)
+def test_it_is_proven_by_running_again_or_by_bounds(copy, source):
+    again = q.verify(copy, source)
     assert again.passed, again.failures
     assert again.calibration["proof"] == "again"
-    judged = q.verify(copy, nano_path, by_bounds=True)
+    judged = q.verify(copy, source, by_bounds=True)
     assert judged.passed, judged.failures
     assert judged.calibration["proof"] == "bounds"
     receipt_of(copy).unlink()
-    alone = q.verify(copy, nano_path)
+    alone = q.verify(copy, source)
     assert alone.passed, alone.failures
 
 
@@ -93,7 +101,7 @@ def place_of(path: Path, name: str) -> int:
 
 @pytest.mark.parametrize("by_bounds", [False, True])
 @pytest.mark.parametrize(("what", "at"), [("scale", 1), ("codes", 6)])
-def test_a_tampered_weight_is_named(copy, nano_path, by_bounds, what, at):
+def test_a_tampered_weight_is_named(copy, source, by_bounds, what, at):
     """By bounds: what no encoder does, such as a scale of another size, or codes of no meaning."""
     data = bytearray(copy.read_bytes())
     start, size = place_of(copy, DOWN), 22
@@ -103,7 +111,7 @@ def test_a_tampered_weight_is_named(copy, nano_path, by_bounds, what, at):
             bytes([data[place] ^ 4]) if what == "scale" else bytes(16)
         )
     copy.write_bytes(data)
-    report = q.verify(copy, nano_path, by_bounds=by_bounds)
+    report = q.verify(copy, source, by_bounds=by_bounds)
     assert {f.tensor for f in report.failures if f.tensor.startswith("blk")} == {DOWN}
 
 
@@ -114,7 +122,7 @@ def test_predictions_are_nearer_than_by_importance(nano_path, tmp_path):
     rows = torch.tensor(text_ids(source, "default")[-1024:]).view(-1, 256)
     kept = ("mtp=drop", "quantize.rules=[{match: embed_tokens, scheme: bf16}]")
     losses = []
-    for settings in (SETTINGS, (f"quantize.imatrix={imatrix}",)):
+    for settings in (LONG, (f"quantize.imatrix={imatrix}",)):
         out = tmp_path / f"{len(settings)}.gguf"
         convert(nano_path, out, settings=(*settings, *kept), verify=False)
         report = compare_logits(source, open_checkpoint(out), rows, device="cpu")
@@ -123,8 +131,8 @@ def test_predictions_are_nearer_than_by_importance(nano_path, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_llama_cpp_predicts_what_we_predict(made, nano_path):
-    ids = text_ids(open_checkpoint(nano_path), "default")[:64]
+def test_llama_cpp_predicts_what_we_predict(made, source):
+    ids = text_ids(open_checkpoint(source), "default")[:64]
     ours = full(load_model(open_checkpoint(made), "cpu", torch.float32), ids)
     with LlamaCpp(made, len(ids)) as theirs:
         found = torch.from_numpy(theirs.logits(ids))

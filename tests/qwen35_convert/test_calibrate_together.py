@@ -1,4 +1,7 @@
-"""Weights encoded together, as on a GPU: here by the references, and marked gpu by the kernels."""
+"""Weights encoded together, as on a GPU: here with the CPU's loops, and marked gpu by the kernels.
+
+`tests/runtime/kernels/gptq` holds these loops, the kernels and their references to each other.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from qwen35_convert.calibration.digest import folded
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.errors import MissingError
 from qwen35_convert.run.worker import Effort
+from runtime.kernels import gptq
+from tests.runtime.kernels.gptq import on_the_cpu
+from tests.variants import half
 
 SETTINGS = ("quantize.calibrate.tokens=512", "quantize.method=gptq", "verify.level=tensors")
 
@@ -24,12 +30,19 @@ def together(source, out, recipe):
     """Convert as a GPU does: weights of a layer are encoded together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoder, "encodes_together", lambda _: True)
+        patch.setattr(gptq, "BLOCKS", on_the_cpu.BLOCKS)
         return q.convert(source, out, recipe, q.RunOptions(workers=2), overrides=SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, nano_path):
-    return together(nano_path, tmp_path_factory.mktemp("together") / "out", "int4")
+def source(tmp_path_factory):
+    """The bundled model without its first two layers."""
+    return half(tmp_path_factory.mktemp("half") / "source")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, source):
+    return together(source, tmp_path_factory.mktemp("together") / "out", "int4")
 
 
 def proven_again(done):
@@ -46,9 +59,9 @@ def test_one_of_nvfp4_is_proven_by_running_again(nano, tmp_path):
     proven_again(together(nano, tmp_path / "out", "nvfp4a16"))
 
 
-def test_an_artifact_is_right_for_whoever_encodes_otherwise(made, nano):
+def test_an_artifact_is_right_for_whoever_encodes_otherwise(made, source):
     """Its codes are not the CPU's to the last unit: then bounds judge them."""
-    report = q.verify(made.out, nano, by_bounds=True)
+    report = q.verify(made.out, source, by_bounds=True)
     assert report.passed, report.failures
 
 
@@ -89,14 +102,14 @@ def test_a_gpu_folds_as_the_cpu_does():
     assert torch.equal(folded(values.cuda()).cpu(), folded(values))
 
 
-def test_a_gpu_that_is_not_here_is_said_and_nothing_is_run(made, nano, tmp_path, monkeypatch):
+def test_a_gpu_that_is_not_here_is_said_and_nothing_is_run(made, source, tmp_path, monkeypatch):
     path = shutil.copytree(made.out, tmp_path / "out") / "qwen35-receipt.json"
     receipt = json.loads(path.read_text())
     assert receipt["calibration"]["device"] == "cpu"
     receipt["calibration"]["device"] = "NVIDIA H1000"
     path.write_text(json.dumps(receipt))
     monkeypatch.setattr(Layers, "run", None)
-    report = q.verify(tmp_path / "out", nano)
+    report = q.verify(tmp_path / "out", source)
     assert report.passed, report.failures
     assert report.calibration["why"] == "it was calibrated on NVIDIA H1000, which is not here"
     assert report.calibration["proof"] == "bounds"

@@ -16,6 +16,7 @@ from quant.fourbit.nvfp4 import NVFP4
 from quant.scheme import Choices
 from quant.stored import each_row
 from runtime.kernels.gptq import BLOCKS
+from tests.runtime.kernels.gptq import on_the_cpu
 
 ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))
 FORMS = (NVFP4, NVFP4.in_dialect("modelopt"), MXFP4, INT4, ASYMMETRIC, INT8)
@@ -40,9 +41,9 @@ def moved(known, where):
     return Factor(*(x.to(where) for x in tensors), known.added)
 
 
-def together(scheme, w, hessians, where="cpu"):
+def together(scheme, w, hessians, where="cpu", blocks=on_the_cpu.BLOCKS):
     prepared = [scheme.prepare(iter([one])) for one in w]
-    factors = Factors.of([moved(factor(h), where) for h in hessians], BLOCKS)
+    factors = Factors.of([moved(factor(h), where) for h in hessians], blocks)
     return list(encode_together(scheme, w.to(where), prepared, factors))
 
 
@@ -56,7 +57,8 @@ def loss(scheme, parts, w, h):
 def test_outputs_are_as_good_as_by_the_codes_of_the_cpu(scheme, where):
     """Sums are rounded in another order: a few units differ, the error of the output does not."""
     w, hessians = problem()
-    for one, h, parts in zip(w, hessians, together(scheme, w, hessians, where), strict=True):
+    found = together(scheme, w, hessians, where, BLOCKS)
+    for one, h, parts in zip(w, hessians, found, strict=True):
         alone = scheme.encode(one, scheme.prepare(iter([one])), factor=factor(h))
         assert {k: (x.shape, x.dtype) for k, x in parts.items()} == {
             k: (x.shape, x.dtype) for k, x in alone.items()

@@ -14,7 +14,7 @@ from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.outputs import DAMP, outputs
 from quant.scheme import Choices
 from quant.stored import each_row
-from runtime.kernels.gptq import BLOCKS
+from tests.runtime.kernels.gptq.on_the_cpu import BLOCKS
 
 ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))
 schemes = pytest.mark.parametrize(

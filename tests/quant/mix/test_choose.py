@@ -93,13 +93,22 @@ def case(name: str, *, imatrix: bool = False) -> tuple[tuple[MixTensor, ...], Fa
     return tuple(found.values()), Facts(layers, experts, heads // kv, tied, imatrix)
 
 
+@cache
+def chosen_for(
+    name: str, mix: str, *, imatrix: bool = False, like_llama_cpp: bool = False
+) -> dict[str, Choice]:
+    return choose(mix, *case(name, imatrix=imatrix), like_llama_cpp=like_llama_cpp)
+
+
 def types(chosen: dict[str, Choice]) -> dict[str, str]:
     return {name: choice.type for name, choice in chosen.items()}
 
 
-def nbytes(tensors, chosen) -> int:
+def nbytes(name, mix, *, imatrix=False, like_llama_cpp) -> int:
+    chosen = chosen_for(name, mix, imatrix=imatrix, like_llama_cpp=like_llama_cpp)
     return sum(
-        prod(t.shape[:-1]) * ggml.row_bytes(chosen[t.name].type, t.shape[-1]) for t in tensors
+        prod(t.shape[:-1]) * ggml.row_bytes(chosen[t.name].type, t.shape[-1])
+        for t in case(name, imatrix=imatrix)[0]
     )
 
 
@@ -116,9 +125,10 @@ def recorded(record: dict[str, str], tensor: MixTensor) -> str:
 @pytest.mark.parametrize(("name", "mix"), [(n, m) for n, mixes in GOLDEN.items() for m in mixes])
 def test_llama_cpp_rules_choose_what_llama_quantize_chose(name, mix):
     scheme, _, imatrix = mix.partition(" ")
-    tensors, facts = case(name, imatrix=bool(imatrix))
+    tensors, _ = case(name, imatrix=bool(imatrix))
     theirs = {tensor.name: recorded(GOLDEN[name][mix], tensor) for tensor in tensors}
-    assert types(choose(scheme, tensors, facts, like_llama_cpp=True)) == theirs
+    chosen = chosen_for(name, scheme, imatrix=bool(imatrix), like_llama_cpp=True)
+    assert types(chosen) == theirs
 
 
 def test_the_order_of_the_tensors_in_the_file_does_not_matter():
@@ -140,20 +150,14 @@ def test_file_types_are_those_of_the_gguf_package():
 @pytest.mark.parametrize("mix", sorted(set(LADDERS) - set(OWN_AND_ABOVE)))
 @pytest.mark.parametrize("name", RELEASED)
 def test_ours_takes_no_more_bytes_than_llama_cpp_and_leaves_few(name, mix):
-    tensors, facts = case(name, imatrix=True)
-    ours, theirs = (
-        nbytes(tensors, choose(mix, tensors, facts, like_llama_cpp=like)) for like in (False, True)
-    )
+    ours, theirs = (nbytes(name, mix, imatrix=True, like_llama_cpp=like) for like in (False, True))
     assert 0.998 * theirs <= ours <= theirs
 
 
 @pytest.mark.parametrize("mix", QUANTISED)
 @pytest.mark.parametrize("name", RELEASED)
 def test_what_ours_may_not_lower_takes_at_most_half_a_percent_more_bytes(name, mix):
-    tensors, facts = case(name)
-    ours, theirs = (
-        nbytes(tensors, choose(mix, tensors, facts, like_llama_cpp=like)) for like in (False, True)
-    )
+    ours, theirs = (nbytes(name, mix, like_llama_cpp=like) for like in (False, True))
     assert ours <= 1.005 * theirs
 
 
@@ -171,7 +175,7 @@ def test_plain_mixes_are_the_same_in_both(mix):
 @pytest.mark.parametrize("name", ["27B", "35B-A3B"])
 def test_ours_keeps_what_the_delta_rule_compounds_and_goes_little_below_the_mix(name, mix, imatrix):
     tensors, facts = case(name, imatrix=imatrix)
-    chosen = types(choose(mix, tensors, facts))
+    chosen = types(chosen_for(name, mix, imatrix=imatrix))
     bits = {
         t: 8 * ggml.block(t)[1] / ggml.block(t)[0]
         for t in (*ggml.LOOPS, *ggml.SUPER_BLOCKS, "F32", "F16")
@@ -188,14 +192,13 @@ def test_ours_keeps_what_the_delta_rule_compounds_and_goes_little_below_the_mix(
 @pytest.mark.parametrize("mix", ["iq4_xs", "iq3_s", "q4_k_m", "q3_k_m", "q2_k"])
 @pytest.mark.parametrize("name", RELEASED)
 def test_without_an_importance_matrix_ours_asks_for_no_type_that_needs_one(name, mix):
-    tensors, facts = case(name)
-    assert not ggml.POOR_UNWEIGHTED & set(types(choose(mix, tensors, facts)).values())
+    assert not ggml.POOR_UNWEIGHTED & set(types(chosen_for(name, mix)).values())
 
 
 @pytest.mark.parametrize("mix", sorted(LADDERS))
 def test_the_embedding_has_no_type_that_cannot_do_without_a_matrix(mix):
-    tensors, facts = case("27B", imatrix=True)
-    assert choose(mix, tensors, facts)["token_embd.weight"].type not in ggml.WEIGHTED_ONLY
+    embedding = chosen_for("27B", mix, imatrix=True)["token_embd.weight"]
+    assert embedding.type not in ggml.WEIGHTED_ONLY
 
 
 @pytest.mark.parametrize("mix", ["iq3_s", "q2_k", "q3_k_m", "q4_k_m"])

@@ -14,21 +14,21 @@ from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 CONTEXT, BATCH = 4096, 2
 SIZES = {
-    "hidden_size": 512, "vocab_size": 8192, "head_dim": 128, "num_attention_heads": 4,
+    "hidden_size": 256, "vocab_size": 4096, "head_dim": 128, "num_attention_heads": 4,
     "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 64,
     "linear_value_head_dim": 64, "num_hidden_layers": 8,
     "layer_types": ["linear_attention", "linear_attention", "linear_attention",
                     "full_attention"] * 2,
 }  # fmt: skip
 WIDTHS = {
-    False: {"intermediate_size": 1536},
+    False: {"intermediate_size": 768},
     True: {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256, "num_experts": 8},
 }
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["dense", "experts"])
 def middling(request, tmp_path_factory, nano_path):
-    """A checkpoint of some 30 to 50 million random weights in two shards."""
+    """A checkpoint of some 10 to 20 million random weights in two shards."""
     folder = tmp_path_factory.mktemp("middling") / "model"
     config = hub_config(moe=request.param, **SIZES, **WIDTHS[request.param])
     weights = make_weights(config, Form(vision=True))

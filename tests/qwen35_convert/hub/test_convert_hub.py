@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +26,9 @@ def hub() -> Iterator[Hub]:
         yield hub
 
 
-@pytest.fixture
-def files(nano: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in nano.iterdir()}
+@pytest.fixture(scope="module")
+def files(nano_path: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in nano_path.iterdir()}
 
 
 def qwen35(hub: Hub, home: Path, *arguments: object, **extra: str) -> subprocess.CompletedProcess:
@@ -43,26 +45,41 @@ def qwen35(hub: Hub, home: Path, *arguments: object, **extra: str) -> subprocess
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_repository_is_converted_and_its_commit_is_in_the_receipt(tmp_path, hub, files):
-    sha = hub.repo(REPO).commit(files)
-    out = tmp_path / "out"
-    done = qwen35(hub, tmp_path / "home", "convert", f"{REPO}@main", "-o", out, "--json")
+@dataclass(frozen=True)
+class Converted:
+    """A conversion of a repository: its commit, the caches that it filled, what it wrote."""
+
+    sha: str
+    home: Path
+    out: Path
+    told: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def converted(files, tmp_path_factory) -> Converted:
+    folder = tmp_path_factory.mktemp("converted")
+    with Hub() as hub:
+        sha = hub.repo(REPO).commit(files)
+        words = ("convert", f"{REPO}@main", "-o", folder / "out", "--json")
+        done = qwen35(hub, folder / "home", *words)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verify"]["passed"] is True
-    source = json.loads((out / "qwen35-receipt.json").read_text())["source"]
-    assert (source["repo"], source["revision"]) == (REPO, sha)
+    return Converted(sha, folder / "home", folder / "out", json.loads(done.stdout))
+
+
+def test_a_repository_is_converted_and_its_commit_is_in_the_receipt(converted, files):
+    assert converted.told["verify"]["passed"] is True
+    source = json.loads((converted.out / "qwen35-receipt.json").read_text())["source"]
+    assert (source["repo"], source["revision"]) == (REPO, converted.sha)
     for name, said in source["files"].items():
         assert said["sha256"] == hashlib.sha256(files[name]).hexdigest()
 
 
-def test_the_cache_serves_the_same_bytes_offline(tmp_path, hub, files):
-    hub.repo(REPO).commit(files)
-    home = tmp_path / "home"
-    convert = ("convert", REPO, "--no-verify", "-o")
-    online = qwen35(hub, home, *convert, tmp_path / "one")
-    offline = qwen35(hub, home, *convert, tmp_path / "two", HF_HUB_OFFLINE="1")
-    assert (online.returncode, offline.returncode) == (0, 0), offline.stderr
-    one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
+def test_the_cache_serves_the_same_bytes_offline(converted, hub, tmp_path):
+    words = ("convert", REPO, "-o", tmp_path / "out")
+    done = qwen35(hub, converted.home, *words, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    one, two = ({p.name: p.read_bytes() for p in out.iterdir()}
+                for out in (converted.out, tmp_path / "out"))  # fmt: skip
     assert one == two
 
 

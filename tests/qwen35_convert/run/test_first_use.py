@@ -80,6 +80,7 @@ def test_bytes_are_those_of_a_second_use(uses):
     assert uses[0].data == uses[1].data
 
 
+@pytest.mark.all
 def test_quiet_says_nothing(nano_path, tmp_path):
     out, cache = tmp_path / "m.gguf", tmp_path / "cache"
     assert "compiling" not in convert(nano_path, out, cache, "--quiet", "--no-verify")

@@ -5,18 +5,16 @@ In the interpreter `fma` rounds twice, so units may differ where a number is nex
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from quant.fourbit import pairs as cpu_pairs
-from quant.fourbit import walk
 from quant.fourbit.rows import Rows
 from runtime.kernels.gptq.pairs import pair_block, pair_block_reference
 from runtime.kernels.gptq.settle import settle_block, settle_block_reference
 from runtime.kernels.gptq.units import as_bfloat16
 from runtime.kernels.gptq.walk import walk_block, walk_block_reference
 from runtime.kernels.launch import jit, tl
+from tests.runtime.kernels.gptq import on_the_cpu
 
 # matrices, rows, columns, columns of a group, bits: two blocks, the second one short; rows that do
 # not fill a tile, or more than one
@@ -69,30 +67,6 @@ def settled(function, shape, device="cpu"):
     return rows.units.cpu(), torch.cat(moved, -1).cpu(), rows.d.cpu()
 
 
-def walk_on_the_cpu(rows, upper, group_EK, first, missed):
-    """Run the CPU's loop, matrix by matrix."""
-    for e, w in enumerate(rows.w):
-        d, zero = (x[e][:, group_EK[e].long()].contiguous().numpy() for x in (rows.d, rows.zero))
-        walk.walk_block(
-            w.numpy(), d, zero, upper[e].numpy(), np.float32(rows.end), first,
-            rows.units[e].numpy(), missed[e].numpy(),
-        )  # fmt: skip
-
-
-def settle_on_the_cpu(rows, slope, hessian, added, first, moved):
-    for e, units in enumerate(rows.units):
-        arrays = (x.numpy() for x in (units, rows.d[e], rows.zero[e], slope[e], hessian[e]))
-        rest = np.float32(added[e]), np.float32(rows.end), first, rows.group, rows.refit
-        walk.settle_block(*arrays, *rest, moved[e].numpy())
-
-
-def pair_on_the_cpu(rows, slope, hessian, added, first, moved):
-    for e, units in enumerate(rows.units):
-        arrays = (x.numpy() for x in (units, rows.d[e], rows.zero[e], slope[e], hessian[e]))
-        rest = np.float32(added[e]), np.float32(rows.end), first, rows.group
-        cpu_pairs.pair_block(*arrays, *rest, moved[e].numpy())
-
-
 def same(found, expected):
     """Hold all but a hundredth of the numbers to what is expected."""
     for one, other in zip(found, expected, strict=True):
@@ -102,12 +76,12 @@ def same(found, expected):
 
 @shapes
 def test_the_reference_of_walk_is_the_loop_of_the_cpu(shape):
-    same(walked(walk_block_reference, shape), walked(walk_on_the_cpu, shape))
+    same(walked(walk_block_reference, shape), walked(on_the_cpu.walk_block, shape))
 
 
 @shapes
 def test_the_reference_of_settle_is_the_loop_of_the_cpu(shape):
-    same(settled(settle_block_reference, shape), settled(settle_on_the_cpu, shape))
+    same(settled(settle_block_reference, shape), settled(on_the_cpu.settle_block, shape))
 
 
 @shapes
@@ -124,7 +98,7 @@ def test_the_kernel_of_settle_is_its_reference(shape, interpreter):
 def test_the_reference_of_pairs_is_the_loop_of_the_cpu(shape):
     found = settled(pair_block_reference, shape)
     assert found[1].any()
-    same(found, settled(pair_on_the_cpu, shape))
+    same(found, settled(on_the_cpu.pair_block, shape))
 
 
 @pairs
@@ -151,11 +125,11 @@ def test_steps_are_rounded_as_torch_rounds_to_bfloat16(interpreter):
     "shape", [*SHAPES, (3, 100, 640, 16, 0), (3, 100, 640, 128, 4), (2, 40, 640, 640, 8)]
 )
 def test_a_gpu_walks_as_the_cpu_does(shape):
-    same(walked(walk_block, shape, "cuda"), walked(walk_on_the_cpu, shape))
-    same(settled(settle_block, shape, "cuda"), settled(settle_on_the_cpu, shape))
+    same(walked(walk_block, shape, "cuda"), walked(on_the_cpu.walk_block, shape))
+    same(settled(settle_block, shape, "cuda"), settled(on_the_cpu.settle_block, shape))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*PAIRS, (3, 100, 640, 128, 4)])
 def test_a_gpu_pairs_as_the_cpu_does(shape):
-    same(settled(pair_block, shape, "cuda"), settled(pair_on_the_cpu, shape))
+    same(settled(pair_block, shape, "cuda"), settled(on_the_cpu.pair_block, shape))
