@@ -15,15 +15,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
 from runtime.kernels.launch import HAS_TRITON
 
 if HAS_TRITON:
-    from triton import AsyncCompileMode
     from triton.runtime import Autotuner, JITFunction
+    from triton.runtime._async_compile import AsyncCompileMode, active_mode
+else:
+    AsyncCompileMode = object
 
 
 class _Loading(ThreadPoolExecutor):
@@ -40,30 +42,44 @@ class _Loading(ThreadPoolExecutor):
         return super().submit(loaded)
 
 
+class _Together(AsyncCompileMode):  # type: ignore[misc]
+    """Has kernels compiled by an executor; ends with the last, whether it compiles or not."""
+
+    def __exit__(self, *_: object) -> None:
+        for kernel in self.future_kernels.values():
+            with suppress(Exception):
+                kernel.result()
+        active_mode.set(None)
+
+
 @contextmanager
 def compiled_together(threads: int | None = None) -> Iterator[None]:
     """Compile the kernels that are called while this lasts, and launch none; it ends with the last.
 
+    What other threads call is launched as ever.
+
     threads  how many at once; None: one for each core
     """
-    launch = JITFunction.run
+    launch, tune = JITFunction.run, Autotuner.run
 
     def ask(kernel: Any, *args: Any, warmup: bool, **named: Any) -> Any:
-        return launch(kernel, *args, warmup=True, **named)
+        asks = active_mode.get() is not None
+        return launch(kernel, *args, warmup=warmup or asks, **named)
+
+    def ask_all(tuned: Any, *args: Any, **named: Any) -> Any:
+        if active_mode.get() is None:
+            return tune(tuned, *args, **named)
+        for choice in tuned.prune_configs(named):
+            tuned.fn.run(*args, **named, **choice.all_kwargs())
+        return None
 
     with (
         _Loading(threads or len(os.sched_getaffinity(0))) as pool,
-        AsyncCompileMode(pool, ignore_errors=True),
+        _Together(pool),
         patch.object(JITFunction, "run", ask),
-        patch.object(Autotuner, "run", _ask_all),
+        patch.object(Autotuner, "run", ask_all),
     ):
         yield
-
-
-def _ask_all(tuned: Any, *args: Any, **named: Any) -> None:
-    """Ask for all choices of a kernel that is tuned."""
-    for choice in tuned.prune_configs(named):
-        tuned.fn.run(*args, **named, **choice.all_kwargs())
 
 
 @contextmanager

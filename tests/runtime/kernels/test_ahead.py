@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from runtime.kernels.launch import HAS_TRITON
@@ -49,6 +51,14 @@ def test_a_kernel_is_only_asked_for(runs):
     assert runs == [(True, None), (False, None)]
 
 
+def test_what_another_thread_calls_is_launched(runs):
+    kernel = JITFunction(plain)
+    with compiled_together(), ThreadPoolExecutor(1) as other:
+        other.submit(kernel[(3,)], 1, 2).result()
+        kernel[(3,)](1, 2)
+    assert runs == [(False, None), (True, None)]
+
+
 def test_of_a_kernel_that_is_tuned_all_choices_are_asked_for_and_none_is_timed(runs):
     tuned = triton.autotune(CHOICES, key=[])(JITFunction(plain))
     with compiled_together():
@@ -65,12 +75,32 @@ def test_choices_are_asked_for_before_the_first_is_timed(runs):
     assert runs == [*asked, ("timed", 1), ("timed", 2), (False, 1), (False, 1)]
 
 
+class Kernel:
+    """What is compiled."""
+
+    ready = False
+
+    def _init_handles(self):
+        self.ready = True
+
+
 def test_a_kernel_is_loaded_where_it_is_compiled():
-    class Kernel:
-        ready = False
-
-        def _init_handles(self):
-            self.ready = True
-
     with ahead._Loading(1) as threads:
         assert threads.submit(Kernel).result().ready
+
+
+def test_one_that_does_not_compile_is_told_when_it_is_launched():
+    """The others are ready all the same."""
+    done = []
+
+    def broken():
+        raise ValueError("is broken")
+
+    with ahead._Loading(2) as threads, ahead._Together(threads) as mode:
+        assert ahead.active_mode.get() is mode
+        failed = mode.submit("broken", broken, done.append)
+        made = mode.submit("whole", Kernel, done.append)
+    assert ahead.active_mode.get() is None
+    assert done == [made.result()]
+    with pytest.raises(ValueError, match="is broken"):
+        failed.result()
