@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.convert import commit
 from benchmarks.lines import record, rounded
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Sweep
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.errors import MissingError
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"

@@ -11,53 +11,19 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.benchmarking.point import Point
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.benchmarking.work import Work, count_work
-from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import check_device
-from qwen35_convert.recipe.parts import BenchSweep
 from qwen35_convert.versions import version
 
 if TYPE_CHECKING:
     from runtime.floors import Card
     from runtime.model import Model
     from runtime.timing import Timing
-
-CONTEXT = 4096
-LONGEST = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What to time: prompts of these lengths, batches of these sizes at this context.
-
-    device       cuda or cpu
-    dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
-    peer         another engine to run on the same weights: transformers, fla, vllm
-    lock         a file that is locked while something is timed, so that several can run at once
-    """
-
-    prefill: tuple[int, ...] = BenchSweep().prefill
-    batch: tuple[int, ...] = BenchSweep().batch
-    context: int = CONTEXT
-    device: str = "cuda"
-    dynamic_fp8: bool = True
-    peer: str | None = None
-    lock: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name, values in (
-            ("prefill", self.prefill),
-            ("batch", self.batch),
-            ("context", (self.context,)),
-        ):
-            wrong = next((v for v in values if not 1 <= v <= LONGEST), None)
-            if wrong is not None:
-                raise RecipeError(name, f"is {wrong}", f"1 to {LONGEST}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ from qwen35_convert.serving.engines import VLLM
 
 if TYPE_CHECKING:
     from formats.family.config import Config
-    from qwen35_convert.benchmarking.bench import Sweep
     from qwen35_convert.benchmarking.point import Point
+    from qwen35_convert.benchmarking.sweep import Sweep
 
 REPEAT = 3
 MORE = 256  # tokens that are generated after a context, at most

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Bench, Sweep
+from qwen35_convert.benchmarking.bench import Bench
 from qwen35_convert.benchmarking.peers import keywords, run_fla, run_vllm
 from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.roofline import draw_roofline
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.benchmarking.work import count_work
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, RecipeError
