@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.convert import commit
 from benchmarks.lines import record, rounded
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Sweep
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.errors import MissingError
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is asked for and append the lines."""
     options = _options(arguments)
     sizes = {"prefill": tuple(options.prefill), "batch": tuple(options.batch)}
-    sweep = Sweep(**sizes, context=options.context, device=options.device, peer=options.peer)
+    named = {name: getattr(options, name) for name in ("context", "device", "peer", "lock")}
+    sweep = Sweep(**sizes, **named)
     failed = 0
     for artifact in options.artifacts:
         try:
@@ -65,6 +66,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
+    parser.add_argument("--lock", type=Path, help="a file to be locked while something is timed")
     return parser.parse_args(arguments)
 
 

@@ -8,8 +8,8 @@
 First the model is checked: two layers of it, a prompt and a few decode steps, against the same on
 the CPU in float32; the rule alone against the recurrence in float64. What fails is not timed, and
 the exit code is 1. Then each step is timed as a CUDA graph and as single launches: the median of
-some repeats; the rule with the L2 cache overwritten before each. One JSON line for each is appended
-to benchmarks/results/hopper.jsonl:
+some repeats, fewer of prompts above 13,107 tokens, one above 65,536; the rule with the L2 cache
+overwritten before each. One JSON line for each is appended to benchmarks/results/hopper.jsonl:
 
     ms, eager_ms                 of the graph, of single launches
     floor_ms                     least bytes or operations of it on this card (`runtime/floors.py`)
@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import metadata
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,7 +46,6 @@ from torch import Tensor
 
 from benchmarks.convert import commit
 from benchmarks.hopper_rule import measure_rule
-from benchmarks.kernels import alone
 from benchmarks.lines import append, rounded
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
@@ -57,7 +56,7 @@ from runtime.kernels.moe import layer
 from runtime.kernels.moe.routing import route_absorbed
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
-from runtime.timing import Timing, decode_time, prefill_time
+from runtime.timing import Timing, alone, decode_time, prefill_time
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
 CONTEXT = 4096
@@ -222,13 +221,14 @@ def timed(name: str, model: Model, card: Card, options: Any) -> list[dict[str, A
     """Return the lines of a model that has passed its check."""
     kind, device = name.rsplit("-", 1)[1], options.device
     config, lines, tiny = model.config, [], device == "cpu"
-    context = 40 if tiny else CONTEXT
-    for batch in options.batches if "decode" in options.only else ():
+    decodes, prefills = "decode" in options.only, "prefill" in options.only
+    for context, batch in product(options.contexts, options.batches if decodes else ()):
+        context = min(context, 40) if tiny else context
         floor = decode_floor_ms(config, card, stored=kind, batch=batch, context=context)
         with running(device):
             took = decode_time(model, batch, context)
         lines.append(line("decode", name, took, floor) | {"batch": batch, "context": context})
-    for tokens in PROMPTS if "prefill" in options.only else ():
+    for tokens in options.prompts if prefills else ():
         tokens = min(tokens, 10) if tiny else tokens
         floor = prefill_floor_ms(config, card, stored=kind, tokens=tokens)
         with running(device):
@@ -250,6 +250,7 @@ def with_peer(found: dict[str, Any]) -> dict[str, Any]:
     if "peer_ms" in found:
         return found
     same = found.get("batch") == 1 and found.get("tokens", 8192) == 8192
+    same = same and found.get("context", CONTEXT) == CONTEXT
     peer = PEERS.get((found["what"], found["model"])) if same else None
     return found | ({"peer_ms": peer[0], "peer": peer[1]} if peer else {"peer_ms": None})
 
@@ -260,6 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=(*MODELS, *OTHERS, *TINY), metavar="MODEL")
     parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT, metavar="WHAT")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="of decode")
+    contexts = {"nargs": "+", "type": int, "metavar": "TOKENS"}
+    parser.add_argument("--contexts", **contexts, default=(CONTEXT,), help="of decode")
+    parser.add_argument("--prompts", **contexts, default=PROMPTS, help="of prefill")
     parser.add_argument("--check-only", action="store_true", help="time and record nothing")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))

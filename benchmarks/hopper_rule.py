@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels import alone, copy_bandwidth, eager, timed
+from benchmarks.kernels import copy_bandwidth, eager, timed
 from benchmarks.models import CONFIGS
 from runtime.floors import CHUNK, Card
 from runtime.kernels.delta_rule.rule import recurrence
@@ -26,6 +26,7 @@ from runtime.kernels.delta_rule.states import (
     gated_delta_step,
     gated_delta_step_reference,
 )
+from runtime.timing import alone
 
 PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 8, 64, 128)

@@ -19,16 +19,15 @@ benchmarks/results/kernels.jsonl:
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -166,17 +165,6 @@ def timed(call: Callable[[], Any], device: str) -> dict[str, Any]:
     except RuntimeError:
         return {"ms": eager(call), "timed": "eager"}
     return {"ms": eager(graph.replay), "timed": "graph"}
-
-
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock that others may wait for, if there is one."""
-    if lock is None:
-        yield
-        return
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def eager(call: Callable[[], Any], repeat: int = 30) -> float:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
         verify,
     )
     from qwen35_convert.artifact import Conversion
-    from qwen35_convert.benchmarking.bench import Bench, Sweep
+    from qwen35_convert.benchmarking.bench import Bench
+    from qwen35_convert.benchmarking.sweep import Sweep
     from qwen35_convert.comparison.folders import Folders
     from qwen35_convert.comparison.result import Comparison
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
@@ -94,7 +95,7 @@ HOMES = {  # of what is not in API
     "Report": "qwen35_convert.verification.verify",
     "RunOptions": "qwen35_convert.options",
     "Sensitivity": "qwen35_convert.fit.sensitivity",
-    "Sweep": "qwen35_convert.benchmarking.bench",
+    "Sweep": "qwen35_convert.benchmarking.sweep",
     "Uploaded": "qwen35_convert.publish",
     "inspect": "qwen35_convert.inspection.source",
     "read_recipe": "qwen35_convert.recipe.recipe",

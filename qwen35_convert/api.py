@@ -29,7 +29,8 @@ from qwen35_convert.text.tokens import DEFAULT
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint
     from qwen35_convert.artifact import Conversion
-    from qwen35_convert.benchmarking.bench import Bench, Sweep
+    from qwen35_convert.benchmarking.bench import Bench
+    from qwen35_convert.benchmarking.sweep import Sweep
     from qwen35_convert.comparison.result import Comparison
     from qwen35_convert.containers.gguf.imatrix_file import ImatrixReport
     from qwen35_convert.fit.goal import Fitted, Goal
@@ -295,7 +296,8 @@ def fit_recipe(
 def bench(artifact: str | Path, sweep: Sweep | None = None, *, progress: bool = False) -> Bench:
     """Time an artifact on this machine and compare it with the hardware limit."""
     opened, _ = open_source(artifact, progress=progress)
-    from qwen35_convert.benchmarking.bench import Sweep, run_bench
+    from qwen35_convert.benchmarking.bench import run_bench
+    from qwen35_convert.benchmarking.sweep import Sweep
 
     sweep = sweep or Sweep()
     steps = len(sweep.prefill) + len(sweep.batch)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from runtime.kernels.ahead import compiled_together
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
+
+LONG = 1 << 16  # tokens of all repeats of a prompt
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,13 @@ class Timing:
 
 
 @torch.inference_mode()
-def decode_time(model: Model, batch: int, context: int, repeat: int = 20) -> Timing:
-    """Time one token for each of `batch` sequences that are `context` tokens long with it."""
+def decode_time(
+    model: Model, batch: int, context: int, repeat: int = 20, lock: Path | None = None
+) -> Timing:
+    """Time one token for each of `batch` sequences that are `context` tokens long with it.
+
+    lock  held while something is timed, after kernels are compiled
+    """
     state = State.allocate(
         model.config, Room(batch, context), device=model.device, dtype=model.dtype
     )
@@ -37,30 +47,54 @@ def decode_time(model: Model, batch: int, context: int, repeat: int = 20) -> Tim
         pool.normal_()
     spans = [Span([i % model.config.sizes["V"]], context - 1, i, i) for i in range(batch)]
     rows, pools = Batch.pack(spans, [], model.device), state.pools()
-    return _timed(lambda: logits(model, hidden_states(model, pools, rows)), model, repeat)
+    return _timed(lambda: logits(model, hidden_states(model, pools, rows)), model, repeat, lock)
 
 
 @torch.inference_mode()
-def prefill_time(model: Model, tokens: int, repeat: int = 5) -> Timing:
-    """Time one prompt, with the logits of its last token."""
+def prefill_time(model: Model, tokens: int, repeat: int = 5, lock: Path | None = None) -> Timing:
+    """Time one prompt, with the logits of its last token; one of seconds less often, or once."""
+    repeat = max(1, min(repeat, LONG // tokens))
     state = State.allocate(model.config, Room(1, tokens), device=model.device, dtype=model.dtype)
     ids = torch.randint(model.config.sizes["V"], (tokens,)).tolist()
     rows, pools = Batch.pack([], [Span(ids, 0, 0, 0)], model.device), state.pools()
-    return _timed(lambda: logits(model, hidden_states(model, pools, rows)[-1:]), model, repeat)
+
+    def call() -> Tensor:
+        return logits(model, hidden_states(model, pools, rows)[-1:])
+
+    return _timed(call, model, repeat, lock)
 
 
-def _timed(call: Callable[[], Tensor], model: Model, repeat: int) -> Timing:
-    for _ in range(2):  # kernels are compiled and tuned
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold a lock that others may wait for, if there is one."""
+    if lock is None:
+        yield
+        return
+    import fcntl
+
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _timed(call: Callable[[], Tensor], model: Model, repeat: int, lock: Path | None) -> Timing:
+    if model.device.type == "cuda":
+        with compiled_together():
+            call()
+    for _ in range(min(repeat, 2)):  # kernels are tuned
         call()
     if model.device.type != "cuda":
-        return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))
+        with alone(lock):
+            return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    graph.replay()
+    for _ in range(min(repeat - 1, 1)):
+        graph.replay()
     torch.cuda.synchronize()
-    return Timing(_device_ms(graph.replay, repeat), _device_ms(call, min(repeat, 5)))
+    with alone(lock):
+        return Timing(_device_ms(graph.replay, repeat), _device_ms(call, min(repeat, 5)))
 
 
 def _wall_ms(call: Callable[[], object]) -> float:

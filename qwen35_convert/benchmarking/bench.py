@@ -15,46 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.benchmarking.point import Point
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.benchmarking.work import Work, count_work
-from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import check_device
-from qwen35_convert.recipe.parts import BenchSweep
 from qwen35_convert.versions import version
 
 if TYPE_CHECKING:
     from runtime.floors import Card
     from runtime.model import Model
     from runtime.timing import Timing
-
-CONTEXT = 4096
-LONGEST = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What to time: prompts of these lengths, batches of these sizes at this context.
-
-    device       cuda or cpu
-    dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
-    peer         another engine to run on the same weights: transformers, fla, vllm
-    """
-
-    prefill: tuple[int, ...] = BenchSweep().prefill
-    batch: tuple[int, ...] = BenchSweep().batch
-    context: int = CONTEXT
-    device: str = "cuda"
-    dynamic_fp8: bool = True
-    peer: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, values in (
-            ("prefill", self.prefill),
-            ("batch", self.batch),
-            ("context", (self.context,)),
-        ):
-            wrong = next((v for v in values if not 1 <= v <= LONGEST), None)
-            if wrong is not None:
-                raise RecipeError(name, f"is {wrong}", f"1 to {LONGEST}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +64,11 @@ def run_bench(
     points = []
     for what, size in _steps(sweep):
         progress(f"{what} {size}")
-        points.append(rig.measure(what, size, sweep.context))
+        points.append(rig.measure(what, size, sweep))
     if peer is not None:
         del rig, model
         torch.cuda.empty_cache()
-        points = list(peer(checkpoint, points, sweep.device))
+        points = list(peer(checkpoint, points, sweep))
     return Bench(checkpoint.name, device, points, sweep.peer, _versions(sweep.peer))
 
 
@@ -117,7 +86,7 @@ class _Rig:
     card: Card | None
     device: str
 
-    def measure(self, what: str, size: int, context: int) -> Point:
+    def measure(self, what: str, size: int, sweep: Sweep) -> Point:
         """Time a decode step of `size` sequences, or a prompt of `size` tokens."""
         import torch
 
@@ -126,8 +95,11 @@ class _Rig:
         on_gpu = self.model.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        decodes = what == "decode"
-        took = decode_time(self.model, size, context) if decodes else prefill_time(self.model, size)
+        decodes, context, lock = what == "decode", sweep.context, sweep.lock
+        if decodes:
+            took = decode_time(self.model, size, context, lock=lock)
+        else:
+            took = prefill_time(self.model, size, lock=lock)
         peak = torch.cuda.max_memory_allocated() if on_gpu else None
         return self._point(what, (size, context) if decodes else (1, size), took, peak)
 
@@ -164,7 +136,7 @@ def _device_name(device: str) -> str:
     return torch.cuda.get_device_name()
 
 
-Peer = Callable[[Checkpoint, Sequence[Point], str], Iterator[Point]]
+Peer = Callable[[Checkpoint, Sequence[Point], Sweep], Iterator[Point]]
 
 
 def _peer(sweep: Sweep) -> Peer | None:

@@ -74,8 +74,8 @@ def bench(
     Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
     """
     from qwen35_convert import api, report
-    from qwen35_convert.benchmarking.bench import Sweep
     from qwen35_convert.benchmarking.roofline import check_plot, draw_roofline
+    from qwen35_convert.benchmarking.sweep import Sweep
 
     sweep = Sweep(
         parse_numbers("prefill", prefill), parse_numbers("batch", batch), context, device, peer=peer

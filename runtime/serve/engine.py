@@ -16,16 +16,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from runtime.errors import RequestError
+from runtime.kernels.ahead import compiled_together
 from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.kernels.launch import power_of_two
-from runtime.model import Model, hidden_states
+from runtime.model import Model, hidden_states, logits
 from runtime.serve.graphs import Arriving, DecodeRows, next_tokens
 from runtime.serve.request import Request, check_ids
 from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 from runtime.serve.speculation import Speculation
-from runtime.state import Batch, Room, Span, State, send
+from runtime.state import PADDING, Batch, Room, Span, State, send
 
 __all__ = ["Engine", "Request", "Speculation", "check_ids", "generate"]
 
@@ -79,6 +81,27 @@ class Engine:
                 f"{request.longest} places, expected at most {self.max_len}"
             )
         self.waiting.append(request)
+
+    @torch.inference_mode()
+    def compile(self) -> None:
+        """Compile together the kernels that the requests that wait will launch, on a GPU.
+
+        Without it each is compiled when it is first launched. It computes padding: no state moves.
+        """
+        if self.model.device.type != "cuda":
+            return
+        first = {(len(one.prompt[: self.chunk]), one.sampling.greedy) for one in self.waiting}
+        with compiled_together():
+            for length, greedy in first:
+                prompt = Batch.pack([], [Span([0] * length, 0, -1, -1)], self.model.device)
+                for batch in (prompt, Batch.pack([PADDING], [], self.model.device)):
+                    self._last_token(batch, sampled=not greedy)
+
+    def _last_token(self, batch: Batch, *, sampled: bool) -> Tensor:
+        """Return the token [1] after the last row of a batch; the sampler does not have it."""
+        scores = logits(self.model, hidden_states(self.model, self.pools, batch)[-1:])
+        rows = batch.token_slots[-1:], batch.positions[-1:]
+        return self.sampler.choose(scores, *rows, sampled=sampled)
 
     @property
     def busy(self) -> bool:
@@ -211,6 +234,7 @@ def generate(
         return Speculation(model, request, speculate).run()
     engine = Engine(model, slots=1, max_len=request.longest)
     engine.add(request)
+    engine.compile()
     return _run_alone(engine)
 
 

@@ -33,6 +33,10 @@ _MOST_PARTS = 64
 # tile: STAGES 0. Twelve layers of 0.8B, three of them attention, took 462 us on an H100 with two
 # stages, 440 with one.
 _BLOCKS = {"GRAIN": 32, "BLOCK_L": 64, "STAGES": 2, "num_warps": 4}
+# One program a multiprocessor keeps too little on the way: 268 MB, the context of 131072 tokens of
+# one sequence with two key heads, take 90 us on an H200, 68 with three stages. With 32768 tokens
+# that gains less than the next kernels lose, which no longer find memory to start early.
+_LONG, _LONG_STAGES = 1 << 16, 3
 # float32 is for proof, and takes twice as much of everything
 _FLOAT32_BLOCKS = {"GRAIN": 32, "BLOCK_L": 32, "STAGES": 2, "num_warps": 8}
 _COMBINED = 2048
@@ -75,10 +79,17 @@ class Parts(NamedTuple):
             "GROUP": group,
             "HEAD": head_dim,
             **blocks,
-            "STAGES": 0 if one_tile else blocks["STAGES"],
+            "STAGES": 0 if one_tile else self._stages(pool_k, blocks["STAGES"]),
             "BLOCK_G": max(power_of_two(group), 16),
             "BLOCK_D": max(power_of_two(head_dim), 16),
         }
+
+    def _stages(self, pool_k: Tensor, usual: int) -> int:
+        """Return the stages of a kernel whose parts have several tiles."""
+        batch, _, parts, _ = self.o.shape
+        _, places, kv_heads, _ = pool_k.shape
+        few = batch * kv_heads * parts <= _PROGRAMS // 2
+        return _LONG_STAGES if few and places > _LONG else usual
 
     def combined(self, gate_Bnd: Tensor) -> Tensor:
         """Return the gated attention [B, n, d] in the dtype of the gate."""

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from qwen35_convert import api
-from qwen35_convert.benchmarking.bench import Bench, Sweep
+from qwen35_convert.benchmarking.bench import Bench
 from qwen35_convert.benchmarking.peers import keywords, run_fla, run_vllm
 from qwen35_convert.benchmarking.point import Point
 from qwen35_convert.benchmarking.roofline import draw_roofline
+from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.benchmarking.work import count_work
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import MissingError, RecipeError
@@ -117,6 +118,7 @@ def test_a_peer_that_is_unknown_or_missing_is_said(nano, monkeypatch):
 
 VLLM = """
 import time
+from types import SimpleNamespace
 
 clock = [0.0]
 time.perf_counter = lambda: clock[0]  # what a step takes does not depend on this machine
@@ -133,12 +135,34 @@ class LLM:
             raise ValueError("told of its cache")
         if max_num_seqs > 8:
             raise MemoryError("no room for so many")
-        self.longest = max_model_len
+        self.longest, self.llm_engine, self.waiting, self.running = max_model_len, self, [], {}
 
-    def generate(self, prompts, wanted, use_tqdm):
-        count = len(prompts[0]["prompt_token_ids"])
+    def add_request(self, name, prompt, wanted):
+        count = len(prompt["prompt_token_ids"])
         assert count + wanted.max_tokens <= self.longest
-        clock[0] += 0.002 * count + 0.001 * (wanted.max_tokens - 1) * len(prompts)
+        self.waiting.append((name, count, wanted.max_tokens))
+
+    def step(self):
+        # one prompt a step; those that are read go on meanwhile, a millisecond for each
+        for made in self.running.values():
+            made[0].append(7)
+        clock[0] += 0.001 * len(self.running)
+        if self.waiting:
+            name, count, most = self.waiting.pop(0)
+            self.running[name] = [7], most
+            clock[0] += 0.002 * count
+        told = [
+            SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=list(tokens))])
+            for name, (tokens, _) in self.running.items()
+        ]
+        self.running = {n: made for n, made in self.running.items() if len(made[0]) < made[1]}
+        return told
+
+    def abort_request(self, names):
+        self.running = {}
+
+    def has_unfinished_requests(self):
+        return bool(self.waiting or self.running)
 """
 
 
@@ -148,11 +172,20 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
     checkpoint = open_checkpoint(nano)
     point = Point("decode", 2, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
     points = [point, replace(point, what="prefill", batch=1, tokens=50)]
-    decode, prefill = run_vllm(checkpoint, points, "cuda")
+    decode, prefill = run_vllm(checkpoint, points, Sweep(lock=tmp_path / "lock"))
     assert decode.peer_ms == pytest.approx(2.0)  # a millisecond for each of two sequences
     assert prefill.peer_ms == pytest.approx(100.0)
     with pytest.raises(MissingError, match="no room for so many"):
-        list(run_vllm(checkpoint, [replace(point, batch=9)], "cuda"))
+        list(run_vllm(checkpoint, [replace(point, batch=9)], Sweep()))
+
+
+def test_an_engine_that_never_ends_is_ended(nano, tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setattr("qwen35_convert.benchmarking.peers.PATIENCE", 8)
+    point = Point("decode", 1, 20, 1.0, None, 1.0, 1.0, 1.0, None, None, None, "H100")
+    with pytest.raises(MissingError, match="peer vllm failed"):
+        list(run_vllm(open_checkpoint(nano), [point], Sweep()))
 
 
 def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
@@ -162,7 +195,7 @@ def test_vllm_is_given_what_its_serving_line_says(nano, tmp_path, monkeypatch):
     fp8 = ["quantize.kv_cache=fp8", "quantize.calibrate.tokens=512"]
     api.convert(nano, tmp_path / "kv8", "fp8-block", overrides=fp8)
     with pytest.raises(MissingError, match="told of its cache"):
-        list(run_vllm(open_checkpoint(tmp_path / "kv8"), [point], "cuda"))
+        list(run_vllm(open_checkpoint(tmp_path / "kv8"), [point], Sweep()))
     written = "--mode align --depth 2 --quiet --config '{\"a\": 1}'"
     options = {"mode": "align", "depth": 2, "quiet": True, "config": {"a": 1}}
     assert keywords(shlex.split(written)) == options
@@ -174,13 +207,13 @@ def test_what_vllm_does_not_load_is_no_race(nano, tmp_path):
     config = tmp_path / "named" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     with pytest.raises(RecipeError, match="names another class"):
-        list(run_vllm(open_checkpoint(tmp_path / "named"), [], "cuda"))
+        list(run_vllm(open_checkpoint(tmp_path / "named"), [], Sweep()))
 
 
 def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
     for run in (run_vllm, run_fla):
         with pytest.raises(RecipeError, match="cannot run on cpu, expected cuda"):
-            list(run(open_checkpoint(nano), [], "cpu"))
+            list(run(open_checkpoint(nano), [], Sweep(device="cpu")))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

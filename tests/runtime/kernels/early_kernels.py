@@ -76,12 +76,12 @@ def packed(*shape, group):
     return PackedWeight(words, scale, some(*stack, n, dtype=torch.float32), k)
 
 
-def attention(length):
-    q, k, norm, angle = some(4, 16, 256), some(4, 2, 256), some(256), some(4, 32)
-    pool, at = some(8, length, 2, 256), (whole(4), whole(4))
+def attention(length, rows=4):
+    q, k, norm, angle = some(rows, 16, 256), some(rows, 2, 256), some(256), some(rows, 32)
+    pool, at = some(8, length, 2, 256), (whole(rows), whole(rows))
     attention_step(q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
     norm_rope_write(q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
-    attention_decode(q, q, pool, pool, *at, late=4)
+    attention_decode(q, q, pool, pool, *at, late=rows)
 
 
 def delta_rule(rows, sequences):
@@ -192,6 +192,7 @@ def four_bits(group):
 def cases():
     attention(8192)
     attention(512)
+    attention(1 << 17, rows=1)
     delta_rule(1, 1)
     delta_rule(4, 1)
     delta_rule(16, 16)

@@ -136,6 +136,16 @@ def test_a_stop_token_ends_an_answer_of_graphs(trained):
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_kernels_that_are_compiled_together_give_the_same_tokens(trained, sampling, monkeypatch):
+    model, ids = trained
+    together = list(generate(model, ids[:100], 20, sampling=sampling))
+    monkeypatch.setattr(Engine, "compile", lambda _: None)
+    assert list(generate(model, ids[:100], 20, sampling=sampling)) == together
+
+
+@pytest.mark.gpu
+@needs_cuda
 @pytest.mark.usefixtures("_as_in_use")
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_decoding_never_makes_the_host_wait(trained, unsynchronised, sampled):

@@ -102,6 +102,16 @@ def test_the_pools_are_to_the_bit_those_of_the_kernels_apart():
         assert torch.equal(one.nan_to_num(99), other.nan_to_num(99))
 
 
+def test_a_long_context_of_few_programs_has_more_stages():
+    def stages(batch, room):
+        q, pool = (torch.empty(n, 8, 16, device="meta") for n in (batch, 1))
+        pool_k = pool[:, :2].expand(room, 2, 16)[None]
+        return parts_module.Parts.empty(q, 2).options(pool_k)["STAGES"]
+
+    assert [stages(1, room) for room in (4096, 4097, 1 << 16, 1 << 17)] == [0, 2, 2, 3]
+    assert [stages(batch, 1 << 17) for batch in (2, 8, 64)] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("length", [1, 64, 65, 130])
 def test_one_sequence_in_many_parts(length, interpreter):
     got, _ = step(attention_step, [length], [3], kv_heads=1)
