@@ -88,19 +88,21 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    serve = _gated(Gated(use_triton(x_TH), x_TH.shape[0], form_of(gate_up)[0]))
+    serve = _gated(Gated(use_triton(x_TH), *x_TH.shape, form_of(gate_up)[0]))
     if serve is silu_mul:
         return silu_mul(linear(x_TH, gate_up, codes))
     out_TF: Tensor = serve(x_TH, gate_up)
     return out_TF
 
 
-def mlp_row(x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
-    """Return x plus the feed-forward of its norm, [1, H], of x [1, H] before the norm, on a GPU."""
-    if _gated(Gated(gpu=True, rows=1, form=form_of(gate_up)[0])) is row_gated:
-        return added_linear(row_gated(x_1H, gate_up, norm_H, eps), down, x_1H)
-    assert isinstance(gate_up, PackedWeight), "the other weights of a row are packed"
-    return added_linear(packed_gated(rmsnorm(x_1H, norm_H, eps), gate_up), down, x_1H)
+def added_mlp(x_MH: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
+    """Return x plus the feed-forward of its norm, [M, H], of x before the norm, on a GPU.
+
+    x_MH  a row, or a few where `GATED` has them in registers
+    """
+    if not isinstance(gate_up, PackedWeight):
+        return added_linear(row_gated(x_MH, gate_up, norm_H, eps), down, x_MH)
+    return added_linear(packed_gated(rmsnorm(x_MH, norm_H, eps), gate_up), down, x_MH)
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:

@@ -30,24 +30,25 @@ from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_ADDED, ROW_NORM, ROW_PROD
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.row_parts import (
-    add_products,
-    finished,
+    add_row_products,
+    finished_rows,
     keep,
-    no_products,
+    no_row_products,
     norm_part,
     normed,
+    normed_rows,
     part_scales,
-    root_mean,
+    root_means,
     row_scales,
     weight_part,
-    x_part,
+    x_rows,
 )
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import (
     NO_PRODUCT,
     Stored,
     Weight,
-    check_row,
+    check_few,
     form_of,
     product_reference,
     stored_bytes,
@@ -188,10 +189,10 @@ def _launch(
     kept: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     first, *more = [Stored.of(weight) for weight in weights]
-    k = check_row(x_1K, first, *more)
+    rows, k = check_few(x_1K, first, *more)
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     blocks = _plan(first, normed=norm is not None)
-    outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
+    outputs = [x_1K.new_empty((rows, w.values.shape[0])) for w in (first, *more)]
     programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
     second = NO_PRODUCT
     if more:
@@ -208,6 +209,7 @@ def _launch(
         *second,
         EDGE=first.edge,
         EDGE2=more[0].edge if more else 0,
+        ROWS=rows,
         WIDTH=power_of_two(k),
         **blocks,
         **early(),
@@ -231,6 +233,7 @@ def _rows(
     scale_row,
     scale_col,
     EDGE: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -246,33 +249,35 @@ def _rows(
     n0, n1 = norm_part(norm, 0, K, BLOCK_K), norm_part(norm, BLOCK_K, K, BLOCK_K)
     s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
     wait_for_inputs()
-    x0, x1 = x_part(x, 0, K, BLOCK_K), x_part(x, BLOCK_K, K, BLOCK_K)
-    r_N = tl.zeros((BLOCK_N,), tl.float32)
+    x0, x1 = x_rows(x, 0, K, ROWS, BLOCK_K), x_rows(x, BLOCK_K, K, ROWS, BLOCK_K)
+    residuals, roots = (), ()
     if residual is not None:
-        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
-    root = 1.0
+        for row in tl.static_range(ROWS):
+            residuals += (tl.load(residual + row * N + n, mask=n < N, other=0.0).to(tl.float32),)
     if norm is not None:
-        root = root_mean(x, K, eps, WIDTH)
-    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
+        roots = root_means(x, K, eps, ROWS, WIDTH)
+    x0, x1 = normed_rows(x0, n0, roots, x, norm, ROWS), normed_rows(x1, n1, roots, x, norm, ROWS)
     if kept is not None:
-        keep(kept, x0, 0, K, tile)
-        keep(kept, x1, BLOCK_K, K, tile)
-    total = no_products(weight, BLOCK_N, BLOCK_K)
-    total = add_products(total, w0, x0, s0, EDGE)
-    total = add_products(total, w1, x1, s1, EDGE)
+        keep(kept, x0[0], 0, K, tile)
+        keep(kept, x1[0], BLOCK_K, K, tile)
+    totals = no_row_products(weight, ROWS, BLOCK_N, BLOCK_K)
+    totals = add_row_products(totals, w0, x0, s0, EDGE, ROWS)
+    totals = add_row_products(totals, w1, x1, s1, EDGE, ROWS)
     if STAGES > 0:
         for start in tl.range(2 * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
             w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
-            w_K, x_K = norm_part(norm, start, K, BLOCK_K), x_part(x, start, K, BLOCK_K)
-            x_K = normed(x_K, w_K, root, x, norm)
+            w_K, parts = norm_part(norm, start, K, BLOCK_K), x_rows(x, start, K, ROWS, BLOCK_K)
+            parts = normed_rows(parts, w_K, roots, x, norm, ROWS)
             if kept is not None:
-                keep(kept, x_K, start, K, tile)
+                keep(kept, parts[0], start, K, tile)
             s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
-            total = add_products(total, w, x_K, s, EDGE)
-    y_N = finished(total, s_N, EDGE).to(y.dtype.element_ty)
-    if residual is not None:
-        y_N = (r_N + y_N.to(tl.float32)).to(y.dtype.element_ty)
-    tl.store(y + n, y_N, mask=n < N)
+            totals = add_row_products(totals, w, parts, s, EDGE, ROWS)
+    ys = finished_rows(totals, s_N, EDGE, ROWS)
+    for row in tl.static_range(ROWS):
+        y_N = ys[row].to(y.dtype.element_ty)
+        if residual is not None:
+            y_N = (residuals[row] + y_N.to(tl.float32)).to(y.dtype.element_ty)
+        tl.store(y + row * N + n, y_N, mask=n < N)
 
 
 @jit
@@ -297,6 +302,7 @@ def _rows_kernel(
     scale_col2,
     EDGE: tl.constexpr,
     EDGE2: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -320,6 +326,7 @@ def _rows_kernel(
             scale_row,
             scale_col,
             EDGE,
+            ROWS,
             WIDTH,
             BLOCK_N,
             BLOCK_K,
@@ -341,6 +348,7 @@ def _rows_kernel(
             scale_row2,
             scale_col2,
             EDGE2,
+            ROWS,
             WIDTH,
             max(BLOCK_N // 4, 1),
             BLOCK_K,

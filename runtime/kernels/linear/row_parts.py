@@ -14,10 +14,32 @@ from runtime.kernels.launch import jit, tl
 
 
 @jit
-def root_mean(x, K, eps, WIDTH: tl.constexpr):
-    """Return rsqrt(mean(x^2) + eps)."""
-    x_K = x_part(x, 0, K, WIDTH)
-    return tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
+def root_means(x, K, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return rsqrt(mean(x^2) + eps) of each row."""
+    squares = [x_K * x_K for x_K in x_rows(x, 0, K, ROWS, WIDTH)]
+    return [tl.rsqrt(total / K + eps) for total in sums(squares, 0, ROWS)]
+
+
+@jit
+def sums(parts, AXIS: tl.constexpr, ROWS: tl.constexpr):
+    """Return the sum of each of 1 to 4 along its last axis; warps exchange them at once."""
+    if ROWS == 1:
+        return (tl.sum(parts[0], AXIS),)
+    elif ROWS == 2:
+        return tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
+    else:
+        both = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[ROWS - 1]))
+        even, odd = tl.split(tl.sum(both, AXIS))
+        return tl.split(even) + tl.split(odd)
+
+
+@jit
+def x_rows(x, start, K, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH columns of each row in float32."""
+    parts = ()
+    for row in tl.static_range(ROWS):
+        parts += (x_part(x + row * K, start, K, WIDTH),)  # type: ignore[assignment]
+    return parts
 
 
 @jit
@@ -43,6 +65,18 @@ def normed(x_K, w_K, root, x, norm):
     if norm is not None:
         x_K = (x_K * root * (1.0 + w_K.to(tl.float32))).to(x.dtype.element_ty).to(tl.float32)
     return x_K
+
+
+@jit
+def normed_rows(parts, w_K, roots, x, norm, ROWS: tl.constexpr):
+    """Return `normed` of a part of each row, or the part if there is no norm."""
+    ready = ()
+    for row in tl.static_range(ROWS):
+        x_K = parts[row]
+        if norm is not None:
+            x_K = normed(x_K, w_K, roots[row], x, norm)
+        ready += (x_K,)  # type: ignore[assignment]
+    return ready
 
 
 @jit
@@ -108,6 +142,35 @@ def add_products(total, w, x_K, s, EDGE: tl.constexpr):
     if EDGE > 1:
         products *= s.to(tl.float32)[None, :]
     return total + products
+
+
+@jit
+def no_row_products(weight, ROWS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Return zeros for `add_row_products` to start from."""
+    totals = ()
+    for _ in tl.static_range(ROWS):
+        totals += (no_products(weight, N, WIDTH),)  # type: ignore[assignment]
+    return totals
+
+
+@jit
+def add_row_products(totals, w, parts, s, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return `add_products` of each row of x: the weights are read and converted once."""
+    after = ()
+    for row in tl.static_range(ROWS):
+        after += (add_products(totals[row], w, parts[row], s, EDGE),)  # type: ignore[assignment]
+    return after
+
+
+@jit
+def finished_rows(totals, s_N, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return the sums [N] of each row of x, times the scales of whole rows of w if there are such.
+
+    """
+    ys = sums(totals, 1, ROWS)
+    if EDGE == 1:
+        ys = [y_N * s_N.to(tl.float32) for y_N in ys]
+    return ys
 
 
 @jit
