@@ -265,7 +265,8 @@ def decoder_layer(
     x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, Update | None]:
     """Return (x, update): the residual stream after the layer is their sum."""
-    compute = _layer(Rows(use_triton(x), *x.shape, layer.form))
+    rows, hidden = x.shape
+    compute = _layer(Rows(use_triton(x), rows, hidden, layer.form))
     after: tuple[Tensor, Update | None] = compute(x, update, layer, pools, context)
     return after
 
@@ -402,8 +403,8 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     rope = w.q_norm, w.k_norm, *context.angles, context.config.eps
     rows = Heads(batch.num_decodes, batch.each, kv_heads, batch.num_prefills > 0)
     if w.cache is None and _attention(rows) is attention_step:
-        at = batch.slots, batch.lengths, batch.each
-        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
+        at = batch.slots, batch.lengths
+        return attention_step(q, gate, k, v, *rope, *pools, *at, batch.each).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
     if w.cache is not None:
         w.cache.round(*pools, batch.token_slots, batch.positions)

@@ -86,7 +86,7 @@ class CodesProduct(NamedTuple):
 
 
 class NormedRow(NamedTuple):
-    """One row of k columns, or a few, its norm, and the weight after it, nbytes without its scales."""
+    """A row of k columns, or a few, a norm, and the weight after it, nbytes without its scales."""
 
     gpu: bool
     form: str

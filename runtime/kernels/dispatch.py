@@ -78,8 +78,7 @@ ONE_ROW = When("1 row", lambda case: case.rows == 1)
 IN_REGISTERS = When(
     f"1 row, or {A_FEW_ROWS} or fewer of {SHORT_ROW} columns or fewer and float weights",
     lambda case: (
-        case.rows == 1
-        or (case.rows <= A_FEW_ROWS and case.k <= SHORT_ROW and case.form == FLOAT)
+        case.rows == 1 or (case.rows <= A_FEW_ROWS and case.k <= SHORT_ROW and case.form == FLOAT)
     ),
 )
 ROWS = When("2 rows or more", lambda case: case.rows != 1)

@@ -116,7 +116,10 @@ def _cos_sin_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < T * R
     i = at % R
-    row, step = tl.load(axis + i, mask=inside, other=0), tl.load(frequency + i, mask=inside, other=0.0)
+    row, step = (
+        tl.load(axis + i, mask=inside, other=0),
+        tl.load(frequency + i, mask=inside, other=0.0),
+    )
     wait_for_inputs()
     position = tl.load(positions + row * axis_row + at // R, mask=inside, other=0)
     angle = position.to(tl.float32) * step

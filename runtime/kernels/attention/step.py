@@ -1,4 +1,4 @@
-"""What the next tokens go through between the projections of an attention layer, few sequences at once.
+"""What next tokens go through between the projections of an attention layer, few at once.
 
 Chosen for: `ATTENTION` of a batch that only decodes, with few rows, and few of them per slot.
 
@@ -16,8 +16,8 @@ it in its sequence, come from the projections and start the sum of the first par
 
 Source and rounding: see rope and reference; the parts: see parts.
 
-Shape letters: B rows, as many for each sequence, n query heads, m key and value heads, d head size, r
-rotated pairs, S slots, L tokens a slot holds.
+Shape letters: B rows, as many for each sequence, n query heads, m key and value heads, d head size,
+r rotated pairs, S slots, L tokens a slot holds.
 """
 
 from __future__ import annotations
@@ -140,6 +140,20 @@ def _check(
 
 
 @jit
+def _add_token(o, top, total, q_Gd, k_d, v_d, seen, scale, FIRST: tl.constexpr):
+    """Return (o, top, total) with one token added, if it is seen; see online."""
+    score = tl.sum(q_Gd.to(tl.float32) * k_d.to(tl.float32), 1) * scale
+    score, weight = tl.where(seen, score, -1e38), tl.where(seen, 1.0, 0.0)
+    if FIRST:
+        top = score
+    else:
+        lower, top = top, tl.maximum(top, score)
+        shrink, weight = tl.exp2(lower - top), tl.exp2(score - top) * weight
+        o, total, v_d = o * shrink[:, None], total * shrink, weight[:, None] * v_d.to(tl.float32)
+    return o + v_d.to(tl.float32), top, total + weight
+
+
+@jit
 def _step_kernel(
     q,
     k,
@@ -198,35 +212,26 @@ def _step_kernel(
     newest, head = (part == 0) & (slot >= 0), kv_head * GROUP + g
     inside = (g < GROUP)[:, None] & (i < HEAD)
     q_Gd, other_q_Gd = with_partner(q + b * q_row + head[:, None] * q_head, i, inside, R)
-    news = ()
+    new = ()
     for token in tl.static_range(EACH):
-        t, seen = b - late + token, i < tl.where(newest & (token <= late), HEAD, 0)
-        k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, seen, R)
-        v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=seen, other=0.0)
+        t, known = b - late + token, i < tl.where(newest & (token <= late), HEAD, 0)
+        k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, known, R)
+        v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=known, other=0.0)
         c, s = angles(cos, sin, t, i, i < HEAD, R)
-        news += ((k_d, other_k_d, v_d, c, s),)  # type: ignore[assignment]
+        new += ((k_d, other_k_d, v_d, c, s),)  # type: ignore[assignment]
     c, s = angles(cos, sin, b, i, i < HEAD, R)
     q_Gd = normed_and_rotated(q_Gd, other_q_Gd, wq_d, other_wq_d, c, s, pool_k, eps, HEAD)
-    top, total = tl.full((BLOCK_G,), -1e38, tl.float32), tl.zeros((BLOCK_G,), tl.float32)
+    top, total = tl.zeros((BLOCK_G,), tl.float32), tl.zeros((BLOCK_G,), tl.float32)
     o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
     for token in tl.static_range(EACH):
-        seen = newest & (token <= late)
-        k_d, other_k_d, v_d, c, s = news[token]
+        k_d, other_k_d, v_d, c, s = new[token]
         k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, c, s, pool_k, eps, HEAD)
-        at, written = (before + token).to(tl.int64) * row + i, i < tl.where(seen & (token == late), HEAD, 0)
+        at = (before + token).to(tl.int64) * row + i
+        written = i < tl.where(newest & (token == late), HEAD, 0)
         tl.store(keys + at, k_d, mask=written)
         tl.store(values + at, v_d, mask=written)
-        score = tl.sum(q_Gd.to(tl.float32) * k_d.to(tl.float32), 1) * scale
-        score, known = tl.where(seen, score, -1e38), tl.where(seen, 1.0, 0.0)
-        if token == 0:
-            top = score
-            total += known
-            o += v_d.to(tl.float32)
-        else:
-            before_top, top = top, tl.maximum(top, score)
-            shrink, weight = tl.exp2(before_top - top), tl.exp2(score - top) * known
-            total = total * shrink + weight
-            o = o * shrink[:, None] + weight[:, None] * v_d.to(tl.float32)
+        seen = newest & (token <= late)
+        o, top, total = _add_token(o, top, total, q_Gd, k_d, v_d, seen, scale, token == 0)
     add_part(
         o,
         top,

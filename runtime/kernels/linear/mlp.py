@@ -88,7 +88,8 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     gate_up  [2F, H], gate rows first
     codes    those of x, if there are any
     """
-    serve = _gated(Gated(use_triton(x_TH), *x_TH.shape, form_of(gate_up)[0]))
+    rows, k = x_TH.shape
+    serve = _gated(Gated(use_triton(x_TH), rows, k, form_of(gate_up)[0]))
     if serve is silu_mul:
         return silu_mul(linear(x_TH, gate_up, codes))
     out_TF: Tensor = serve(x_TH, gate_up)

@@ -218,6 +218,28 @@ def _launch(
 
 
 @jit
+def _before(residual, n, N, ROWS: tl.constexpr):
+    """Return the residuals of each row, or zeros if there are none."""
+    before = ()
+    for row in tl.static_range(ROWS):
+        r_N = tl.zeros(n.shape, tl.float32)
+        if residual is not None:
+            r_N = tl.load(residual + row * N + n, mask=n < N, other=0.0).to(tl.float32)
+        before += (r_N,)  # type: ignore[assignment]
+    return before
+
+
+@jit
+def _store_rows(y, ys, before, residual, n, N, ROWS: tl.constexpr):
+    """Write the sums of each row, rounded, then added to its residuals if there are any."""
+    for row in tl.static_range(ROWS):
+        y_N = ys[row].to(y.dtype.element_ty)
+        if residual is not None:
+            y_N = (before[row] + y_N.to(tl.float32)).to(y.dtype.element_ty)
+        tl.store(y + row * N + n, y_N, mask=n < N)
+
+
+@jit
 def _rows(
     tile,
     x,
@@ -250,16 +272,12 @@ def _rows(
     s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
     wait_for_inputs()
     x0, x1 = x_rows(x, 0, K, ROWS, BLOCK_K), x_rows(x, BLOCK_K, K, ROWS, BLOCK_K)
-    residuals, roots = (), ()
-    if residual is not None:
-        for row in tl.static_range(ROWS):
-            residuals += (tl.load(residual + row * N + n, mask=n < N, other=0.0).to(tl.float32),)
+    before, roots = _before(residual, n, N, ROWS), ()
     if norm is not None:
         roots = root_means(x, K, eps, ROWS, WIDTH)
     x0, x1 = normed_rows(x0, n0, roots, x, norm, ROWS), normed_rows(x1, n1, roots, x, norm, ROWS)
-    if kept is not None:
-        keep(kept, x0[0], 0, K, tile)
-        keep(kept, x1[0], BLOCK_K, K, tile)
+    keep(kept, x0[0], 0, K, tile)
+    keep(kept, x1[0], BLOCK_K, K, tile)
     totals = no_row_products(weight, ROWS, BLOCK_N, BLOCK_K)
     totals = add_row_products(totals, w0, x0, s0, EDGE, ROWS)
     totals = add_row_products(totals, w1, x1, s1, EDGE, ROWS)
@@ -268,16 +286,10 @@ def _rows(
             w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
             w_K, parts = norm_part(norm, start, K, BLOCK_K), x_rows(x, start, K, ROWS, BLOCK_K)
             parts = normed_rows(parts, w_K, roots, x, norm, ROWS)
-            if kept is not None:
-                keep(kept, parts[0], start, K, tile)
+            keep(kept, parts[0], start, K, tile)
             s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
             totals = add_row_products(totals, w, parts, s, EDGE, ROWS)
-    ys = finished_rows(totals, s_N, EDGE, ROWS)
-    for row in tl.static_range(ROWS):
-        y_N = ys[row].to(y.dtype.element_ty)
-        if residual is not None:
-            y_N = (residuals[row] + y_N.to(tl.float32)).to(y.dtype.element_ty)
-        tl.store(y + row * N + n, y_N, mask=n < N)
+    _store_rows(y, finished_rows(totals, s_N, EDGE, ROWS), before, residual, n, N, ROWS)
 
 
 @jit

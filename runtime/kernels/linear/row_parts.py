@@ -24,13 +24,14 @@ def root_means(x, K, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def sums(parts, AXIS: tl.constexpr, ROWS: tl.constexpr):
     """Return the sum of each of 1 to 4 along its last axis; warps exchange them at once."""
     if ROWS == 1:
-        return (tl.sum(parts[0], AXIS),)
+        totals = (tl.sum(parts[0], AXIS),)
     elif ROWS == 2:
-        return tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
+        totals = tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
     else:
-        both = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[ROWS - 1]))
-        even, odd = tl.split(tl.sum(both, AXIS))
-        return tl.split(even) + tl.split(odd)
+        pairs = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[ROWS - 1]))
+        first, second = tl.split(tl.sum(pairs, AXIS))
+        totals = tl.split(first) + tl.split(second)
+    return totals
 
 
 @jit
@@ -81,9 +82,10 @@ def normed_rows(parts, w_K, roots, x, norm, ROWS: tl.constexpr):
 
 @jit
 def keep(kept, x_K, start, K, tile):
-    """Write a part of the row, if this is the first tile."""
-    k = start + tl.arange(0, x_K.shape[0])
-    tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
+    """Write a part of the row, if this is the first tile, and if it is to be kept."""
+    if kept is not None:
+        k = start + tl.arange(0, x_K.shape[0])
+        tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
 
 
 @jit
@@ -164,9 +166,7 @@ def add_row_products(totals, w, parts, s, EDGE: tl.constexpr, ROWS: tl.constexpr
 
 @jit
 def finished_rows(totals, s_N, EDGE: tl.constexpr, ROWS: tl.constexpr):
-    """Return the sums [N] of each row of x, times the scales of whole rows of w if there are such.
-
-    """
+    """Return the sums [N] of each row of x, times scales of whole rows of w if there are such."""
     ys = sums(totals, 1, ROWS)
     if EDGE == 1:
         ys = [y_N * s_N.to(tl.float32) for y_N in ys]
