@@ -1,22 +1,23 @@
-"""One row times a stored weight: what decoding a single sequence consists of.
+"""A row, or a few, times a stored weight: what decoding a sequence, or its drafts, consists of.
 
-Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 to 4 short ones.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
     residual   y is rounded, then added to it
 
 Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
-of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
-two parts of the columns, their scales and the norm's weights are loaded while the preceding kernels
-still run; x is then all that the first parts wait for. The norm of a short row is computed again by
-every program, which costs less than another kernel. For a wide row that would take bandwidth, so it
-is computed before, or by programs of many rows: see row_strips.
+of their use, and multiplies in registers: the tensor cores would have nothing to reuse. One more
+row of x is one more multiplication for each weight. The first two parts of the columns, their
+scales and the norm's weights are loaded while the preceding kernels still run; x is then all that
+the first parts wait for. The norm of a short row is computed again by every program, which costs
+less than another kernel. For a wide row that would take bandwidth, so it is computed before, or by
+programs of many rows: see row_strips.
 
 Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
 their number, which is a power of two.
 
-Shape letters: N outputs, K inputs, H hidden size.
+Shape letters: M rows of x, N outputs, K inputs, H hidden size.
 """
 
 from __future__ import annotations
@@ -70,66 +71,66 @@ _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 
 
-def row_linear_reference(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None) -> Tensor:
+def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:
     """Say what `row_linear` computes, in plain torch."""
-    y_1N = product_reference(x_1K, weight)
-    return y_1N if residual_1N is None else residual_1N + y_1N
+    y_MN = product_reference(x_MK, weight)
+    return y_MN if residual_MN is None else residual_MN + y_MN
 
 
 def norm_row_linear_reference(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+    x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight
 ) -> tuple[Tensor, ...]:
     """Say what `norm_row_linear` computes, in plain torch."""
-    normed = rmsnorm_reference(x_1H, norm_H, eps)
+    normed = rmsnorm_reference(x_MH, norm_H, eps)
     return tuple(product_reference(normed, weight) for weight in weights)
 
 
-def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one.
+def row_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, added to the residual if there is one.
 
-    x_1K         [1, K]
+    x_MK         [M, K], M at most 4
     weight       [N, K] in x's dtype, or an Fp8Weight
-    residual_1N  [1, N] contiguous, in x's dtype
+    residual_MN  [M, N] contiguous, in x's dtype
     """
-    if not use_triton(x_1K):
-        return row_linear_reference(x_1K, weight, residual_1N)
-    return _launch(x_1K.contiguous(), None, 0.0, residual_1N, weight)[0]
+    if not use_triton(x_MK):
+        return row_linear_reference(x_MK, weight, residual_MN)
+    return _launch(x_MK.contiguous(), None, 0.0, residual_MN, weight)[0]
 
 
 def norm_row_linear(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+    x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight
 ) -> tuple[Tensor, ...]:
-    """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
+    """Return norm(x) @ weight.T [M, N] in x's dtype for each of one or two weights.
 
-    x_1H     [1, H] contiguous
+    x_MH     [M, H] contiguous
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
     """
-    multiply = _products(_case(x_1H, weights[0]))
-    products: tuple[Tensor, ...] = multiply(x_1H, norm_H, eps, *weights)
+    multiply = _products(_case(x_MH, weights[0]))
+    products: tuple[Tensor, ...] = multiply(x_MH, norm_H, eps, *weights)
     return products
 
 
-def normed_within(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def normed_within(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear`, every program norming the row for itself."""
-    return _launch(x_1H, norm_H, eps, None, *weights)
+    return _launch(x_MH, norm_H, eps, None, *weights)
 
 
-def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def normed_before(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear`, the norm in a kernel of its own."""
-    return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
+    return _launch(rmsnorm(x_MH, norm_H, eps), None, 0.0, None, *weights)
 
 
-def packed_normed(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def packed_normed(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear` of a packed first weight, the norm in a kernel of its own."""
-    normed_1H = rmsnorm(x_1H, norm_H, eps)
+    normed_1H = rmsnorm(x_MH, norm_H, eps)
     return tuple(added_linear(normed_1H, weight) for weight in weights)
 
 
-def added_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
+def added_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
     """Return `row_linear`, whatever the weight is stored in."""
-    y_1N: Tensor = _added(Added(use_triton(x_1K), form_of(weight)[0]))(x_1K, weight, residual_1N)
-    return y_1N
+    y_MN: Tensor = _added(Added(use_triton(x_MK), form_of(weight)[0]))(x_MK, weight, residual_MN)
+    return y_MN
 
 
 def normed_and_linear(
@@ -149,8 +150,8 @@ def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
     return _norm(_case(x_1H, weight)) is rmsnorm
 
 
-def _case(x_1H: Tensor, weight: Weight) -> NormedRow:
-    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
+def _case(x_MH: Tensor, weight: Weight) -> NormedRow:
+    return NormedRow(use_triton(x_MH), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
@@ -181,7 +182,7 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
 
 
 def _launch(
-    x_1K: Tensor,
+    x_MK: Tensor,
     norm: Tensor | None,
     eps: float,
     residual: Tensor | None,
@@ -189,17 +190,17 @@ def _launch(
     kept: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     first, *more = [Stored.of(weight) for weight in weights]
-    rows, k = check_few(x_1K, first, *more)
+    rows, k = check_few(x_MK, first, *more)
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     blocks = _plan(first, normed=norm is not None)
-    outputs = [x_1K.new_empty((rows, w.values.shape[0])) for w in (first, *more)]
+    outputs = [x_MK.new_empty((rows, w.values.shape[0])) for w in (first, *more)]
     programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
     second = NO_PRODUCT
     if more:
         programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
         second = more[0].to_product(outputs[1])
     _rows_kernel[(programs,)](
-        x_1K,
+        x_MK,
         norm,
         residual,
         kept,

@@ -1,6 +1,6 @@
-"""Gate and up of one row in one kernel: the first half of a feed-forward for a single token.
+"""Gate and up of a row, or a few, in one kernel: the first half of a feed-forward.
 
-Chosen for: `GATED` of one row on a GPU.
+Chosen for: `GATED` of one row on a GPU, of 2 to 4 short ones.
 
     y = silu(x W_gate) * (x W_up)               each of the four steps rounded to x's dtype
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
@@ -10,7 +10,7 @@ How a row is read and multiplied: see row.
 Trap: the rows of a program must lie within one 128-row block of scales. For the rows of `up` the
 number of rows of a program, a power of two, has to divide F.
 
-Shape letters: H hidden size, F inner size of the feed-forward.
+Shape letters: M rows of x, H hidden size, F inner size of the feed-forward.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ _GATED_SHORT = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 
 
 def row_gated_reference(
-    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+    x_MH: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """Say what `row_gated` computes, in plain torch."""
-    normed = x_1H if norm_H is None else rmsnorm_reference(x_1H, norm_H, eps)
+    normed = x_MH if norm_H is None else rmsnorm_reference(x_MH, norm_H, eps)
     gate, up = product_reference(normed, gate_up).chunk(2, dim=-1)
     return silu(gate) * up
 
 
 def row_gated(
-    x_1H: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
+    x_MH: Tensor, gate_up: Weight, norm_H: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, of norm(x) if there is a norm.
+    """Return silu(gate) * up [M, F] of [gate | up] = x gate_up^T, of norm(x) if there is a norm.
 
-    x_1H     [1, H] contiguous
+    x_MH     [M, H] contiguous, M at most 4
     gate_up  [2F, H], gate rows first
     norm_H   [H], stored as w: the factor is 1 + w
     """
-    if not use_triton(x_1H):
-        return row_gated_reference(x_1H, gate_up, norm_H, eps)
-    if norm_H is not None and is_normed_before(x_1H, gate_up):
-        x_1H, norm_H = rmsnorm(x_1H, norm_H, eps), None
-    stored, (rows, hidden) = Stored.of(gate_up), check_few(x_1H)
+    if not use_triton(x_MH):
+        return row_gated_reference(x_MH, gate_up, norm_H, eps)
+    if norm_H is not None and is_normed_before(x_MH, gate_up):
+        x_MH, norm_H = rmsnorm(x_MH, norm_H, eps), None
+    stored, (rows, hidden) = Stored.of(gate_up), check_few(x_MH)
     inner = stored.values.shape[0] // 2
     assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
-    out_1F = x_1H.new_empty((rows, inner))
+    out_MF = x_MH.new_empty((rows, inner))
     blocks = row_blocks(_GATED if hidden > SHORT else _GATED_SHORT, hidden, inner)
     _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
-        x_1H,
+        x_MH,
         norm_H,
         stored.values,
         stored.scale,
-        out_1F,
+        out_MF,
         hidden,
         inner,
         *stored.scale_strides,
@@ -88,7 +88,7 @@ def row_gated(
         **blocks,
         **early(),
     )
-    return out_1F
+    return out_MF
 
 
 @jit
