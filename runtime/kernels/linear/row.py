@@ -69,6 +69,9 @@ _PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 _PLAIN_LITTLE_FP8 = _PLAIN_LITTLE | {"num_warps": 8}
 _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+# Registers of a thread, by rows: with 64 a multiprocessor has four such programs at once, and all
+# programs of 0.8B's largest products are there before x is.
+MOST_REGISTERS = {2: {"maxnreg": 64}}
 
 
 def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:
@@ -167,11 +170,12 @@ def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30
     }
 
 
-def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
+def _plan(weight: Stored, rows: int, *, normed: bool) -> dict[str, int]:
     """Return launch options for one weight: small ones are spread over all multiprocessors."""
     (n, k), little = weight.values.shape, weight.values.nbytes < LARGE_WEIGHT
     if normed:
-        blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT, k)
+        short = _NORMED_SHORT | MOST_REGISTERS.get(rows, {})
+        blocks = row_blocks(_NORMED if k > SHORT else short, k)
     elif little:
         blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
     else:
@@ -192,12 +196,13 @@ def _launch(
     first, *more = [Stored.of(weight) for weight in weights]
     rows, k = check_few(x_MK, first, *more)
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
-    blocks = _plan(first, normed=norm is not None)
+    blocks = _plan(first, rows, normed=norm is not None)
     outputs = [x_MK.new_empty((rows, w.values.shape[0])) for w in (first, *more)]
     programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
-    second = NO_PRODUCT
+    second, alike = NO_PRODUCT, bool(more) and first.edge == more[0].edge == 0
     if more:
-        programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
+        share = blocks["BLOCK_N"] if alike else max(blocks["BLOCK_N"] // 4, 1)
+        programs += -(-outputs[1].shape[1] // share)
         second = more[0].to_product(outputs[1])
     _rows_kernel[(programs,)](
         x_MK,
@@ -210,6 +215,7 @@ def _launch(
         *second,
         EDGE=first.edge,
         EDGE2=more[0].edge if more else 0,
+        ALIKE=int(alike),
         ROWS=rows,
         WIDTH=power_of_two(k),
         **blocks,
@@ -315,6 +321,7 @@ def _rows_kernel(
     scale_col2,
     EDGE: tl.constexpr,
     EDGE2: tl.constexpr,
+    ALIKE: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -323,7 +330,12 @@ def _rows_kernel(
 ):
     tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
     start_next()
-    if weight2 is None or tile < tiles:
+    if ALIKE:
+        other = tile >= tiles
+        weight = tl.multiple_of(tl.where(other, weight2, weight), 16)
+        y, N = tl.where(other, y2, y), tl.where(other, N2, N)
+        tile = tl.where(other, tile - tiles, tile)
+    if ALIKE or weight2 is None or tile < tiles:
         _rows(
             tile,
             x,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.linear.row import SHORT, is_normed_before, row_blocks
+from runtime.kernels.linear.row import MOST_REGISTERS, SHORT, is_normed_before, row_blocks
 from runtime.kernels.linear.row_parts import (
     add_row_products,
     finished_rows,
@@ -71,7 +71,8 @@ def row_gated(
     inner = stored.values.shape[0] // 2
     assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
     out_MF = x_MH.new_empty((rows, inner))
-    blocks = row_blocks(_GATED if hidden > SHORT else _GATED_SHORT, hidden, inner)
+    short = _GATED_SHORT | MOST_REGISTERS.get(rows, {})
+    blocks = row_blocks(_GATED if hidden > SHORT else short, hidden, inner)
     _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
         x_MH,
         norm_H,

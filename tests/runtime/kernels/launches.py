@@ -16,7 +16,7 @@ from triton.runtime import Autotuner, JITFunction
 from runtime.kernels import launch
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+_OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
