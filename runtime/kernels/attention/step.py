@@ -11,8 +11,8 @@ another kernel takes to start. With many rows that start no longer matters besid
 separate kernels do the work once.
 
 Only what earlier steps wrote is read from the pools, so a whole first tile is loaded while the
-projections are still being computed. The newest keys and values, of a row and of the rows before
-it in its sequence, come from the projections and start the sum of the first part.
+projections are still being computed. The newest keys and values come from the projections: of a row
+and of the rows before it in its sequence, each starts the sum of another part.
 
 Source and rounding: see rope and reference; the parts: see parts.
 
@@ -103,7 +103,7 @@ def attention_step(
     if not use_triton(q_Bnd):
         return attention_step_reference(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, *rope, eps, *at)
     _, num_heads, head_dim = q_Bnd.shape
-    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2])
+    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2], each)
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
     _step_kernel[parts.grid(kv_heads)](
         q_Bnd,
@@ -137,20 +137,6 @@ def _check(
     assert q.dtype == k.dtype == v.dtype == cos_Br.dtype, "one dtype throughout"
     assert q.shape[0] == cos_Br.shape[0], "one row of angles for each token"
     assert q.shape[2] >= 2 * cos_Br.shape[1], "no more angles than pairs"
-
-
-@jit
-def _add_token(o, top, total, q_Gd, k_d, v_d, seen, scale, FIRST: tl.constexpr):
-    """Return (o, top, total) with one token added, if it is seen; see online."""
-    score = tl.sum(q_Gd.to(tl.float32) * k_d.to(tl.float32), 1) * scale
-    score, weight = tl.where(seen, score, -1e38), tl.where(seen, 1.0, 0.0)
-    if FIRST:
-        top = score
-    else:
-        lower, top = top, tl.maximum(top, score)
-        shrink, weight = tl.exp2(lower - top), tl.exp2(score - top) * weight
-        o, total, v_d = o * shrink[:, None], total * shrink, weight[:, None] * v_d.to(tl.float32)
-    return o + v_d.to(tl.float32), top, total + weight
 
 
 @jit
@@ -209,29 +195,27 @@ def _step_kernel(
     wk_d, other_wk_d = with_partner(wk, i, i < HEAD, R)
 
     wait_for_inputs()
-    newest, head = (part == 0) & (slot >= 0), kv_head * GROUP + g
-    inside = (g < GROUP)[:, None] & (i < HEAD)
+    # a part has one of the new tokens, if any: its number in the sequence is that of the part
+    newest, t = (part <= late) & (slot >= 0), b
+    if EACH > 1:
+        t = b - late + tl.minimum(part, late)
+    inside, seen = (g < GROUP)[:, None] & (i < HEAD), i < tl.where(newest, HEAD, 0)
+    head = kv_head * GROUP + g
     q_Gd, other_q_Gd = with_partner(q + b * q_row + head[:, None] * q_head, i, inside, R)
-    new = ()
-    for token in tl.static_range(EACH):
-        t, known = b - late + token, i < tl.where(newest & (token <= late), HEAD, 0)
-        k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, known, R)
-        v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=known, other=0.0)
-        c, s = angles(cos, sin, t, i, i < HEAD, R)
-        new += ((k_d, other_k_d, v_d, c, s),)  # type: ignore[assignment]
+    k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, seen, R)
+    v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=seen, other=0.0)
     c, s = angles(cos, sin, b, i, i < HEAD, R)
+    k_c, k_s = angles(cos, sin, t, i, i < HEAD, R)
     q_Gd = normed_and_rotated(q_Gd, other_q_Gd, wq_d, other_wq_d, c, s, pool_k, eps, HEAD)
-    top, total = tl.zeros((BLOCK_G,), tl.float32), tl.zeros((BLOCK_G,), tl.float32)
-    o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-    for token in tl.static_range(EACH):
-        k_d, other_k_d, v_d, c, s = new[token]
-        k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, c, s, pool_k, eps, HEAD)
-        at = (before + token).to(tl.int64) * row + i
-        written = i < tl.where(newest & (token == late), HEAD, 0)
-        tl.store(keys + at, k_d, mask=written)
-        tl.store(values + at, v_d, mask=written)
-        seen = newest & (token <= late)
-        o, top, total = _add_token(o, top, total, q_Gd, k_d, v_d, seen, scale, token == 0)
+    k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, k_c, k_s, pool_k, eps, HEAD)
+    at, written = (before + late).to(tl.int64) * row + i, seen & (part == late)
+    tl.store(keys + at, k_d, mask=written)
+    tl.store(values + at, v_d, mask=written)
+
+    score = tl.sum(q_Gd.to(tl.float32) * k_d.to(tl.float32), 1) * scale
+    top = tl.where(newest, score, -1e38)
+    total = tl.zeros((BLOCK_G,), tl.float32) + tl.where(newest, 1.0, 0.0)
+    o = tl.zeros((BLOCK_G, BLOCK_D), tl.float32) + v_d.to(tl.float32)
     add_part(
         o,
         top,

@@ -71,7 +71,7 @@ _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 # Registers of a thread, by rows: with 64 a multiprocessor has four such programs at once, and all
 # programs of 0.8B's largest products are there before x is.
-MOST_REGISTERS = {2: {"maxnreg": 64}}
+MOST_REGISTERS = {2: {"maxnreg": 64}, 3: {"maxnreg": 80}, 4: {"maxnreg": 80}}
 
 
 def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:
