@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ from runtime.kernels.attention.reference import split_query_gate
 from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
-from runtime.kernels.cases import Heads, Rows, RuleOutput
+from runtime.kernels.cases import SEVERAL, Heads, Rows, RuleOutput
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.mixed_step import mixed_step
 from runtime.kernels.delta_rule.rule import Rule
@@ -44,7 +45,7 @@ from runtime.kernels.dispatch import ATTENTION, LAYER, RULE_OUTPUT
 from runtime.kernels.draft.inputs import draft_inputs
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
-from runtime.kernels.linear.mlp import mlp, mlp_row, mlp_update
+from runtime.kernels.linear.mlp import added_mlp, mlp, mlp_update
 from runtime.kernels.linear.product import (
     codes_for,
     codes_linear,
@@ -54,7 +55,7 @@ from runtime.kernels.linear.product import (
     takes_codes,
 )
 from runtime.kernels.linear.row import added_linear, norm_row_linear
-from runtime.kernels.linear.weight import Weight
+from runtime.kernels.linear.weight import Weight, form_of
 from runtime.kernels.moe.layer import MoeWeights, moe_block, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes
@@ -115,6 +116,16 @@ class Layer:
     post_norm: Tensor
     feed_forward: FeedForward
 
+    @cached_property
+    def form(self) -> str:
+        """Return how its large weights are stored, SEVERAL if not all alike or of experts."""
+        mixer, weights = self.mixer, self.feed_forward
+        if isinstance(weights, MoeWeights):
+            return SEVERAL
+        first = mixer.qkvz if isinstance(mixer, Gdn) else mixer.qkv
+        forms = {form_of(w)[0] for w in (first, mixer.out, weights.gate_up, weights.down)}
+        return forms.pop() if len(forms) == 1 else SEVERAL
+
 
 @dataclass(frozen=True)
 class Mtp:
@@ -168,38 +179,57 @@ class Context:
 
     @staticmethod
     def of(config: Config, batch: Batch, dtype: torch.dtype) -> Context:
-        """Return the context of a batch; text has one position for each token, so plain rope."""
-        rope = config.rope
-        rotated = int(config.sizes["HD"] * rope.partial)
-        angles = rope_cos_sin(batch.positions, rotated, rope.theta, None, dtype, rope.scaling)
-        return Context(config, batch, angles)
+        """Return the context of a batch."""
+        return Context(config, batch, angles_of(config, batch, dtype))
 
 
-def hidden_states(model: Model, pools: Sequence[Pools], batch: Batch) -> Tensor:
+def angles_of(config: Config, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return (cos, sin) of the rows; text has one position for each token, so plain rope."""
+    rope = config.rope
+    rotated = int(config.sizes["HD"] * rope.partial)
+    return rope_cos_sin(batch.positions, rotated, rope.theta, None, dtype, rope.scaling)
+
+
+def hidden_states(
+    model: Model,
+    pools: Sequence[Pools],
+    batch: Batch,
+    angles: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Return the hidden states [T, H] after the final norm; the pools move on.
 
-    pools  of each layer, as `State.pools` gives them
+    pools   of each layer, as `State.pools` gives them
+    angles  those of the batch, where they are known
     """
-    context = Context.of(model.config, batch, model.dtype)
     x, update = F.embedding(batch.ids, model.embed), None
+    context = Context(model.config, batch, angles or angles_of(model.config, batch, model.dtype))
     for layer, pool in zip(model.layers, pools, strict=True):
         x, update = decoder_layer(x, update, layer, pool, context)
     return final_norm(x, update, model.norm, model.config.eps)
 
 
-def draft_states(model: Model, pools: Pools, batch: Batch, hidden_TH: Tensor) -> Tensor:
+def draft_states(
+    model: Model,
+    pools: Pools,
+    batch: Batch,
+    hidden_TH: Tensor,
+    angles: tuple[Tensor, Tensor] | None = None,
+    rows_R: Tensor | None = None,
+) -> Tensor:
     """Return the MTP head's hidden states [T, H]: `logits` of them predict one token further on.
 
     batch      ids are the tokens *after* those of hidden_TH; positions are those of hidden_TH
     hidden_TH  [T, H] from `hidden_states`
+    angles     those of the batch, where they are known
+    rows_R     [R] int64, which rows are wanted; None: all
     """
     mtp, config = model.mtp, model.config
     assert mtp is not None, "the model has no MTP head"
     norms = mtp.norm_embedding, hidden_TH, mtp.norm_hidden
     x = linear(draft_inputs(batch.ids, model.embed, *norms, config.eps), mtp.fc)
-    context = Context.of(config, batch, model.dtype)
+    context = Context(config, batch, angles or angles_of(config, batch, model.dtype))
     x, update = decoder_layer(x, None, mtp.layer, pools, context)
-    return final_norm(x, update, mtp.norm, config.eps)
+    return final_norm(x, update, mtp.norm, config.eps, rows_R)
 
 
 def logits(model: Model, hidden_TH: Tensor) -> Tensor:
@@ -212,11 +242,14 @@ def draft_logits(model: Model, hidden_TH: Tensor) -> Tensor:
     return linear(hidden_TH, model.draft_head)
 
 
-def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> Tensor:
-    """Return norm(x + update)."""
+def final_norm(
+    x: Tensor, update: Update | None, weight: Tensor, eps: float, rows_R: Tensor | None = None
+) -> Tensor:
+    """Return norm(x + update), or some rows of it."""
     if update is None:
-        return rmsnorm(x, weight, eps)
-    return add_norm(x, update, weight, eps)[0]
+        return rmsnorm(x, weight, eps, rows_R=rows_R)
+    normed = add_norm(x, update, weight, eps)[0]
+    return normed if rows_R is None else normed.index_select(0, rows_R)
 
 
 def add_norm(
@@ -232,7 +265,8 @@ def decoder_layer(
     x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, Update | None]:
     """Return (x, update): the residual stream after the layer is their sum."""
-    compute = _layer(Rows(use_triton(x), x.shape[0]))
+    rows, hidden = x.shape
+    compute = _layer(Rows(use_triton(x), rows, hidden, layer.form))
     after: tuple[Tensor, Update | None] = compute(x, update, layer, pools, context)
     return after
 
@@ -259,11 +293,11 @@ def layer_of_rows(
     return x, mlp_update(normed, weights.gate_up, weights.down, codes)
 
 
-def one_row_layer(
+def layer_of_few_rows(
     x: Tensor, update: None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, None]:
-    """Return `decoder_layer` of one row with norms and additions within the products."""
-    assert update is None, "a layer of one row leaves no update to the next"
+    """Return `decoder_layer` of a row, or a few, with norms and additions within the products."""
+    assert update is None, "a layer of few rows leaves no update to the next"
     eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
@@ -274,7 +308,7 @@ def one_row_layer(
     x = added_linear(mixed, mixer.out, x)
     if isinstance(weights, MoeWeights):
         return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"]), None
-    return mlp_row(x, layer.post_norm, eps, weights.gate_up, weights.down), None
+    return added_mlp(x, layer.post_norm, eps, weights.gate_up, weights.down), None
 
 
 def mix(
@@ -370,7 +404,7 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     rows = Heads(batch.num_decodes, batch.each, kv_heads, batch.num_prefills > 0)
     if w.cache is None and _attention(rows) is attention_step:
         at = batch.slots, batch.lengths
-        return attention_step(q, gate, k, v, *rope, *pools, *at).flatten(1)
+        return attention_step(q, gate, k, v, *rope, *pools, *at, batch.each).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
     if w.cache is not None:
         w.cache.round(*pools, batch.token_slots, batch.positions)
@@ -390,6 +424,6 @@ def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-_layer = LAYER.bind(one_row_layer, layer_of_rows)
+_layer = LAYER.bind(layer_of_few_rows, layer_of_rows)
 _rule_norm = RULE_OUTPUT.bind(gated_rmsnorm, gated_rmsnorm_codes)
 _attention = ATTENTION.bind(attention_step, norm_rope_write)

@@ -11,34 +11,41 @@ import torch
 
 FLOAT, FP8_BLOCK, FP8_CHANNEL = "float", "FP8, block", "FP8, channel"  # how a weight is stored
 NVFP4, INT4 = "NVFP4", "INT4"  # of four bits, packed
+SEVERAL = "several"
 GROUP = 128  # columns of FP8 that share a scale, in blocks of a weight and in activations
 
 
 class Rows(NamedTuple):
-    """Rows of the residual stream."""
+    """Rows [rows, k] of the residual stream before a layer.
+
+    form  of its large weights; SEVERAL where they differ, or where there are experts
+    """
 
     gpu: bool
     rows: int
+    k: int
+    form: str
 
 
 class Gated(NamedTuple):
-    """x [rows, K] times gate and up, which are stored as one: fields as in `Product`."""
+    """x [rows, k] times gate and up, which are stored as one: fields as in `Product`."""
 
     gpu: bool
     rows: int
+    k: int
     dtype: torch.dtype
     form: str
 
 
 class Added(NamedTuple):
-    """One row times a stored weight, added to the residual stream."""
+    """One row, or a few, times a stored weight, added to the residual stream."""
 
     gpu: bool
     form: str
 
 
 class Product(NamedTuple):
-    """x [rows, K] times a stored weight.
+    """x [rows, k] times a stored weight.
 
     dtype    of x
     form     FLOAT, FP8_BLOCK, FP8_CHANNEL, NVFP4 or INT4
@@ -47,13 +54,14 @@ class Product(NamedTuple):
 
     gpu: bool
     rows: int
+    k: int
     dtype: torch.dtype
     form: str
     dynamic: bool
 
 
 class Products(NamedTuple):
-    """x [rows, K] times two stored weights: fields of the first one as in `Product`.
+    """x [rows, k] times two stored weights: fields of the first one as in `Product`.
 
     card   the GPU's compute capability, (0, 0) without one
     coded  there are codes of x
@@ -61,6 +69,7 @@ class Products(NamedTuple):
 
     gpu: bool
     rows: int
+    k: int
     dtype: torch.dtype
     form: str
     card: tuple[int, int]
@@ -95,7 +104,7 @@ class CodesProduct(NamedTuple):
 
 
 class NormedRow(NamedTuple):
-    """One row of k columns, its norm, and the weight after it, nbytes without its scales."""
+    """A row of k columns, or a few, a norm, and the weight after it, nbytes without its scales."""
 
     gpu: bool
     form: str

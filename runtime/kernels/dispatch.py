@@ -63,6 +63,8 @@ DECODED_ROWS = 512
 WIDE_ROW = 2048
 LARGE_WEIGHT = 12 << 20
 WIDEST_STRIP = 2048  # a thread has 32 numbers of x
+A_FEW_ROWS = 4
+SHORT_ROW = 1024
 FEW_TOKENS = 8
 DECODED_TOKENS = 64
 A_FEW_TOKENS = 4
@@ -76,6 +78,12 @@ HOPPER = (9, 0)
 GPU = When("GPU", lambda case: case.gpu)
 NO_GPU = When("no GPU", lambda case: not case.gpu)
 ONE_ROW = When("1 row", lambda case: case.rows == 1)
+IN_REGISTERS = When(
+    f"1 row, or {A_FEW_ROWS} or fewer of {SHORT_ROW} columns or fewer and float weights",
+    lambda case: (
+        case.rows == 1 or (case.rows <= A_FEW_ROWS and case.k <= SHORT_ROW and case.form == FLOAT)
+    ),
+)
 ROWS = When("2 rows or more", lambda case: case.rows != 1)
 FEW = When(f"{FEW_TOKENS} rows or fewer", lambda case: case.rows <= FEW_TOKENS)
 MORE = When(f"{FEW_TOKENS + 1} rows or more", lambda case: case.rows > FEW_TOKENS)
@@ -134,9 +142,11 @@ CODES_ONLY = When(
     lambda case: not case.decodes and case.head == GROUP and case.takes_codes,
 )
 FEW_DECODES = When(
-    f"decoding only, a row for each slot, {FEW_KEY_HEADS} key heads or fewer",
+    f"decoding only, {A_FEW_ROWS} rows of a slot or fewer, {FEW_KEY_HEADS} key heads or fewer",
     lambda case: (
-        not case.prompts and case.each == 1 and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
+        not case.prompts
+        and case.each <= A_FEW_ROWS
+        and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
     ),
 )
 BF16 = When("BF16", lambda case: case.dtype == torch.bfloat16)
@@ -158,9 +168,9 @@ MULTIPLIED_BESIDE = When(
 PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
 
 LAYER = Operation("a decoder layer", Rows, (
-    Row("runtime.model.one_row_layer", (GPU, ONE_ROW),
+    Row("runtime.model.layer_of_few_rows", (GPU, IN_REGISTERS),
         "norms and additions within the products: the number of kernels counts"),
-    Row("runtime.model.layer_of_rows", (unless(GPU, ONE_ROW),),
+    Row("runtime.model.layer_of_rows", (unless(GPU, IN_REGISTERS),),
         "norms apart: each is computed once, and not by every program of a product"),
 ))  # fmt: skip
 
@@ -177,7 +187,7 @@ CODES = Operation("FP8 codes of the rows x before a product", Inputs, (
 
 PRODUCT = Operation("x W^T", Product, (
     Row("linear.product.linear_reference", (NO_GPU,), "plain torch, however W is stored"),
-    Row("linear.row.row_linear", (GPU, ONE_ROW, unless(PACKED)),
+    Row("linear.row.row_linear", (GPU, IN_REGISTERS, unless(PACKED)),
         "in registers: 87 of FP8 34816 x 5120, in tiles 154 for 4 rows"),
     Row("linear.packed_rows.packed_row", (GPU, ONE_ROW, PACKED),
         "x stays in registers: H200, 40 of NVFP4 34816 x 5120, FP8 55"),
@@ -185,7 +195,7 @@ PRODUCT = Operation("x W^T", Product, (
         "decodes as it reads: H200, 58 for 8 rows of NVFP4 34816 x 5120"),
     Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
         "W decoded once, then cuBLAS"),
-    Row("linear.few.few_linear", SEVERAL,
+    Row("linear.few.few_linear", (*SEVERAL, unless(IN_REGISTERS)),
         "columns split within a program: H200, 8 rows, 9B gate and up 51 for 56 of cuBLAS"),
     Row("linear.rows.rows_linear", MANY_FLOAT,
         "more on its way at once: H200, 64 rows with the norm, 0.8B rule 8 for 12 of cuBLAS"),
@@ -230,7 +240,7 @@ CODES_UPDATE = Operation("the same, added to the residual stream by the next nor
     Row("linear.product.codes_linear", (unless(*MANY_CODED),), "as any product of codes"),
 ))  # fmt: skip
 
-ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
+ROW_PRODUCTS = Operation("a row, or a few, normed, times one or two W^T", NormedRow, (
     Row("linear.row.norm_row_linear_reference", (NO_GPU,), "plain torch"),
     Row("linear.row.packed_normed", (GPU, PACKED),
         "normed before: a program would norm its columns for every block of rows"),
@@ -242,23 +252,23 @@ ROW_PRODUCTS = Operation("one row, normed, times one or two W^T", NormedRow, (
         "norming in every program would take from the bandwidth"),
 ))  # fmt: skip
 
-ROW_NORM = Operation("the norm of one row before a product that needs it whole", NormedRow, (
+ROW_NORM = Operation("the norm of a row before a product that needs it whole", NormedRow, (
     Row("linear.row_parts.normed", (GPU, unless(PACKED), unless(WIDE)),
         "within the product, as above"),
     Row("norm.rms.rmsnorm", (unless(GPU, unless(PACKED), unless(WIDE)),),
         "a kernel of its own, as above"),
 ))  # fmt: skip
 
-ROW_ADDED = Operation("one row times W^T, added to the residual stream", Added, (
+ROW_ADDED = Operation("a row, or a few, times W^T, added to the residual stream", Added, (
     Row("linear.row.row_linear", (unless(GPU, PACKED),), "added in registers"),
     Row("linear.packed_rows.packed_row", (GPU, PACKED), "added where its parts are"),
 ))  # fmt: skip
 
 GATED = Operation("silu(gate) * up", Gated, (
-    Row("linear.row_gated.row_gated", (GPU, ONE_ROW, unless(PACKED)),
+    Row("linear.row_gated.row_gated", (GPU, IN_REGISTERS, unless(PACKED)),
         "product and gate in one: 93, 27B in FP8"),
     Row("linear.packed_rows.packed_gated", (GPU, ONE_ROW, PACKED), "gated where its parts are"),
-    Row("linear.few_gated.few_gated", SEVERAL, "product and gate in one"),
+    Row("linear.few_gated.few_gated", (*SEVERAL, unless(IN_REGISTERS)), "product and gate in one"),
     Row("linear.rows_gated.rows_gated", MANY_FLOAT,
         "product and gate in one: H200, 64 rows with the norm, 0.8B 7.1 for 8.9"),
     Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT)),

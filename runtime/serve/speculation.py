@@ -26,7 +26,7 @@ from torch import Tensor
 from runtime.errors import RequestError
 from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.sample.likeliest import likeliest
-from runtime.model import Model, draft_logits, draft_states, hidden_states, logits
+from runtime.model import Model, angles_of, draft_logits, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
@@ -139,22 +139,22 @@ class Speculation:
     def _step(self) -> Tensor:
         """Return the tokens [1 + k] after the rows, -1 where they follow a wrong draft."""
         tried, following = self.tried, self.following
-        hidden = hidden_states(self.model, self.pools, tried)
+        angles = angles_of(self.model.config, tried, self.model.dtype)
+        hidden = hidden_states(self.model, self.pools, tried, angles)
         tokens = self._choose(hidden, tried)
         rows, after = (Places(x.ids, x.positions, x.lengths) for x in (tried, following))
         new, last = settle(tokens, rows, tried.states, tried.sources, after)
-        drafted = draft_states(self.model, self.mtp_pools, following, hidden)
-        self._draft(drafted.index_select(0, last))
+        self._draft(draft_states(self.model, self.mtp_pools, following, hidden, angles, last))
         return new
 
     def _draft(self, hidden_1H: Tensor) -> None:
         """Put the drafts in the rows that are tried next, from the head's state before them."""
-        ids = self.tried.ids
+        ids, model = self.tried.ids, self.model
         for row in range(self.drafts):
-            draft = likeliest(draft_logits(self.model, hidden_1H), 0, ids[row + 1 : row + 2])
+            draft = likeliest(draft_logits(model, hidden_1H), 0, ids[row + 1 : row + 2])
             if row + 1 < self.drafts:
                 batch = self._row(row, draft)
-                hidden_1H = draft_states(self.model, self.mtp_pools, batch, hidden_1H)
+                hidden_1H = draft_states(model, self.mtp_pools, batch, hidden_1H)
 
     def _row(self, row: int, following: Tensor) -> Batch:
         """Return one row of those that are tried next, in the head, with the token after it."""

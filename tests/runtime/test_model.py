@@ -346,16 +346,21 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch):
-    """Three rows of a prompt, two, then one: the norms add the parts of few rows."""
+@pytest.mark.parametrize("short_row", [0, 1024], ids=["parts", "registers"])
+def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch, thresholds, short_row):
+    """Two rows of a prompt, then three tokens of its sequence at once: norms in both ways."""
     few_programs(monkeypatch)
+    thresholds(SHORT_ROW=short_row)
     kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     model = load(write(tmp_path, moe=False, **kinds))
-    ids = some_ids(6, model)
+    ids, state = some_ids(5, model), pools_for(model, spares=2)
     expected = full(model, ids)
-    with interpreting():
-        got = run(model, ids, pools_for(model), cuts=(3,), decode=1)
-    assert distance(got, expected) < FLOAT32
+    rows = [Span(ids[n : n + 1], n, 0, at) for n, at in ((2, 0), (3, 2), (4, 3))]
+    with interpreting(), torch.no_grad():
+        first = run(model, ids[:2], state)
+        batch = Batch.pack(rows, [], model.device, each=3)
+        got = logits(model, hidden_states(model, state.pools(), batch))
+    assert distance(torch.cat([first, got]), expected) < FLOAT32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")

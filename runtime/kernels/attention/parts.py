@@ -54,11 +54,11 @@ class Parts(NamedTuple):
     total: Tensor
 
     @staticmethod
-    def empty(q_Bnd: Tensor, kv_heads: int) -> Parts:
-        """Return room for as many parts as keep a GPU busy."""
+    def empty(q_Bnd: Tensor, kv_heads: int, fewest: int = 1) -> Parts:
+        """Return room for as many parts as keep a GPU busy, or a few."""
         batch, num_heads, head_dim = q_Bnd.shape
         parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_PARTS))
-        parts = power_of_two(parts + 1) // 2
+        parts = max(power_of_two(parts + 1) // 2, power_of_two(fewest))
         o = torch.empty((batch, num_heads, parts, head_dim), device=q_Bnd.device)
         top, total = (torch.empty(o.shape[:3], device=q_Bnd.device) for _ in range(2))
         return Parts(o, top, total)

@@ -26,6 +26,7 @@ import torch
 from runtime.kernels.attention.frequencies import attention_factor, frequencies
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.norm.rms import rmsnorm_reference
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +104,7 @@ def rope_cos_sin(
     axis_row = positions.stride(0) if positions.ndim == 2 else 0
     grid = (-(-num_tokens * r // _ANGLES),)
     pointers, factor = (positions, frequency_r, axis_r, cos_Tr, sin_Tr), attention_factor(scaling)
-    _cos_sin_kernel[grid](*pointers, factor, num_tokens, axis_row, R=r, BLOCK=_ANGLES)
+    _cos_sin_kernel[grid](*pointers, factor, num_tokens, axis_row, R=r, BLOCK=_ANGLES, **early())
     return cos_Tr, sin_Tr
 
 
@@ -111,12 +112,17 @@ def rope_cos_sin(
 def _cos_sin_kernel(
     positions, frequency, axis, cos, sin, factor, T, axis_row, R: tl.constexpr, BLOCK: tl.constexpr
 ):
+    start_next()
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < T * R
     i = at % R
-    row = tl.load(axis + i, mask=inside, other=0)
+    row, step = (
+        tl.load(axis + i, mask=inside, other=0),
+        tl.load(frequency + i, mask=inside, other=0.0),
+    )
+    wait_for_inputs()
     position = tl.load(positions + row * axis_row + at // R, mask=inside, other=0)
-    angle = position.to(tl.float32) * tl.load(frequency + i, mask=inside, other=0.0)
+    angle = position.to(tl.float32) * step
     tl.store(cos + at, (tl.cos(angle) * factor).to(cos.dtype.element_ty), mask=inside)
     tl.store(sin + at, (tl.sin(angle) * factor).to(sin.dtype.element_ty), mask=inside)
 

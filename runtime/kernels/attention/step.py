@@ -1,6 +1,6 @@
-"""What one token goes through between the projections of an attention layer, few sequences at once.
+"""What next tokens go through between the projections of an attention layer, few at once.
 
-Chosen for: `ATTENTION` of a batch that only decodes, with few rows and one row per slot.
+Chosen for: `ATTENTION` of a batch that only decodes, with few rows, and few of them per slot.
 
     q', k' = rope(norm(q)), rope(norm(k))        pool_k[slot, last], pool_v[slot, last] = k', v
     y = softmax(q' K^T / sqrt(d)) V * sigmoid(gate)
@@ -11,13 +11,13 @@ another kernel takes to start. With many rows that start no longer matters besid
 separate kernels do the work once.
 
 Only what earlier steps wrote is read from the pools, so a whole first tile is loaded while the
-projections are still being computed. The newest key and value come from the projections and start
-the sum of the first part.
+projections are still being computed. The newest keys and values come from the projections: of a row
+and of the rows before it in its sequence, each starts the sum of another part.
 
 Source and rounding: see rope and reference; the parts: see parts.
 
-Shape letters: B sequences with one token each, n query heads, m key and value heads, d head size, r
-rotated pairs, S slots, L tokens a slot holds.
+Shape letters: B rows, as many for each sequence, n query heads, m key and value heads, d head size,
+r rotated pairs, S slots, L tokens a slot holds.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def attention_step_reference(
     pool_v: Tensor,
     slots_B: Tensor,
     lengths_B: Tensor,
+    each: int = 1,
 ) -> Tensor:
     """Say what `attention_step` computes, in plain torch."""
     q = norm_rope_write_reference(
@@ -84,15 +85,17 @@ def attention_step(
     pool_v: Tensor,
     slots_B: Tensor,
     lengths_B: Tensor,
+    each: int = 1,
 ) -> Tensor:
-    """Return the gated attention [B, n, d] of one token for each sequence; keys and values enter.
+    """Return the gated attention [B, n, d] of the next tokens; their keys and values enter.
 
     q_Bnd, gate_Bnd  [B, n, d] of one dtype, elements contiguous, as k_Bmd and v_Bmd [B, m, d]
     wq_d, wk_d       [d] stored as w: the factor is 1 + w
     cos_Br, sin_Br   [B, r] in the dtype of q, contiguous
     pool_k, pool_v   [S, L, m, d] contiguous, changed in place
-    slots_B          [B] int32 or int64, no slot twice; below 0 zeros come out, nothing is written
+    slots_B          [B] int32 or int64; below 0 zeros come out, nothing is written
     lengths_B        [B] int32 or int64, tokens in the slot, this one included
+    each             rows of a sequence, one after another, each the next token; no slot has more
     """
     _check(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, cos_Br, pool_k, pool_v)
     assert lengths_B.shape == slots_B.shape == q_Bnd.shape[:1], "one slot and length for each row"
@@ -100,7 +103,7 @@ def attention_step(
     if not use_triton(q_Bnd):
         return attention_step_reference(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, *rope, eps, *at)
     _, num_heads, head_dim = q_Bnd.shape
-    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2])
+    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2], each)
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
     _step_kernel[parts.grid(kv_heads)](
         q_Bnd,
@@ -117,6 +120,7 @@ def attention_step(
         *strides,
         eps,
         head_dim**-0.5 * LOG2_E,
+        EACH=each,
         R=cos_Br.shape[1],
         **parts.options(pool_k),
         **early(),
@@ -162,6 +166,7 @@ def _step_kernel(
     v_head,
     eps,
     scale,
+    EACH: tl.constexpr,
     R: tl.constexpr,
     PARTS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -176,7 +181,8 @@ def _step_kernel(
     part, kv_head = tl.program_id(0), tl.program_id(1)
     b = tl.program_id(2).to(tl.int64)
     slot, length = tl.load(slots + b).to(tl.int64), tl.load(lengths + b).to(tl.int32)
-    before = tl.where(slot >= 0, length - 1, 0)
+    late = (b % EACH).to(tl.int32)
+    before = tl.where(slot >= 0, length - 1 - late, 0)
     first, end = part_bounds(part, before, PARTS, GRAIN)
     row = kv_heads * HEAD
     keys = pool_k + (slot * L * kv_heads + kv_head) * HEAD
@@ -189,16 +195,20 @@ def _step_kernel(
     wk_d, other_wk_d = with_partner(wk, i, i < HEAD, R)
 
     wait_for_inputs()
-    newest = (part == 0) & (slot >= 0)
-    inside, written = (g < GROUP)[:, None] & (i < HEAD), i < tl.where(newest, HEAD, 0)
+    # a part has one of the new tokens, if any: its number in the sequence is that of the part
+    newest, t = (part <= late) & (slot >= 0), b
+    if EACH > 1:
+        t = b - late + tl.minimum(part, late)
+    inside, seen = (g < GROUP)[:, None] & (i < HEAD), i < tl.where(newest, HEAD, 0)
     head = kv_head * GROUP + g
     q_Gd, other_q_Gd = with_partner(q + b * q_row + head[:, None] * q_head, i, inside, R)
-    k_d, other_k_d = with_partner(k + b * k_row + kv_head * k_head, i, written, R)
-    v_d = tl.load(v + b * v_row + kv_head * v_head + i, mask=written, other=0.0)
+    k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, seen, R)
+    v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=seen, other=0.0)
     c, s = angles(cos, sin, b, i, i < HEAD, R)
+    k_c, k_s = angles(cos, sin, t, i, i < HEAD, R)
     q_Gd = normed_and_rotated(q_Gd, other_q_Gd, wq_d, other_wq_d, c, s, pool_k, eps, HEAD)
-    k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, c, s, pool_k, eps, HEAD)
-    at = before.to(tl.int64) * row + i
+    k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, k_c, k_s, pool_k, eps, HEAD)
+    at, written = (before + late).to(tl.int64) * row + i, seen & (part == late)
     tl.store(keys + at, k_d, mask=written)
     tl.store(values + at, v_d, mask=written)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +82,7 @@ def settle(
         EACH=each,
         BLOCK=power_of_two(each),
         num_warps=1,
+        **early(),
     )
     return new, last
 
@@ -101,8 +103,10 @@ def _settle_kernel(
     EACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    start_next()
     n = tl.program_id(0)
     i = tl.arange(0, BLOCK)
+    wait_for_inputs()
     row, inside = n * EACH + i, i < EACH
     token = tl.load(tokens + row, mask=inside, other=-1)
     draft = tl.load(ids + row + 1, mask=i < EACH - 1, other=-1)

@@ -98,16 +98,19 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     return out_TF
 
 
-def mlp_row(x_1H: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
-    """Return x plus the feed-forward of its norm, [1, H], of x [1, H] before the norm, on a GPU."""
-    if _gated(_case(x_1H, gate_up)) is row_gated:
-        return added_linear(row_gated(x_1H, gate_up, norm_H, eps), down, x_1H)
-    assert isinstance(gate_up, PackedWeight), "the other weights of a row are packed"
-    return added_linear(packed_gated(rmsnorm(x_1H, norm_H, eps), gate_up), down, x_1H)
+def added_mlp(x_MH: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: Weight) -> Tensor:
+    """Return x plus the feed-forward of its norm, [M, H], of x before the norm, on a GPU.
+
+    x_MH  a row, or a few where `GATED` has them in registers
+    """
+    if not isinstance(gate_up, PackedWeight):
+        return added_linear(row_gated(x_MH, gate_up, norm_H, eps), down, x_MH)
+    return added_linear(packed_gated(rmsnorm(x_MH, norm_H, eps), gate_up), down, x_MH)
 
 
 def _case(x_TH: Tensor, gate_up: Weight) -> Gated:
-    return Gated(use_triton(x_TH), x_TH.shape[0], x_TH.dtype, form_of(gate_up)[0])
+    rows, k = x_TH.shape
+    return Gated(use_triton(x_TH), rows, k, x_TH.dtype, form_of(gate_up)[0])
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:

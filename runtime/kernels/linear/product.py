@@ -140,7 +140,8 @@ def linear_update(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
 
 
 def _case(x_MK: Tensor, weight: Weight) -> Product:
-    return Product(use_triton(x_MK), x_MK.shape[0], x_MK.dtype, *form_of(weight))
+    rows, k = x_MK.shape
+    return Product(use_triton(x_MK), rows, k, x_MK.dtype, *form_of(weight))
 
 
 def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:

@@ -1,22 +1,23 @@
-"""One row times a stored weight: what decoding a single sequence consists of.
+"""A row, or a few, times a stored weight: what decoding a sequence, or its drafts, consists of.
 
-Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 to 4 short ones.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
     residual   y is rounded, then added to it
 
 Reading the weight takes nearly all the time. Each thread loads 16 bytes at once, a few loads ahead
-of their use, and multiplies in registers: the tensor cores would have nothing to reuse. The first
-two parts of the columns, their scales and the norm's weights are loaded while the preceding kernels
-still run; x is then all that the first parts wait for. The norm of a short row is computed again by
-every program, which costs less than another kernel. For a wide row that would take bandwidth, so it
-is computed before, or by programs of many rows: see row_strips.
+of their use, and multiplies in registers: the tensor cores would have nothing to reuse. One more
+row of x is one more multiplication for each weight. The first two parts of the columns, their
+scales and the norm's weights are loaded while the preceding kernels still run; x is then all that
+the first parts wait for. The norm of a short row is computed again by every program, which costs
+less than another kernel. For a wide row that would take bandwidth, so it is computed before, or by
+programs of many rows: see row_strips.
 
 Trap: the rows of a program must lie within one 128-row block of scales. They start at a multiple of
 their number, which is a power of two.
 
-Shape letters: N outputs, K inputs, H hidden size.
+Shape letters: M rows of x, N outputs, K inputs, H hidden size.
 """
 
 from __future__ import annotations
@@ -30,24 +31,25 @@ from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_ADDED, ROW_NORM, ROW_PROD
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.row_parts import (
-    add_products,
-    finished,
+    add_row_products,
+    finished_rows,
     keep,
-    no_products,
+    no_row_products,
     norm_part,
     normed,
+    normed_rows,
     part_scales,
-    root_mean,
+    root_means,
     row_scales,
     weight_part,
-    x_part,
+    x_rows,
 )
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import (
     NO_PRODUCT,
     Stored,
     Weight,
-    check_row,
+    check_few,
     form_of,
     product_reference,
     stored_bytes,
@@ -67,68 +69,71 @@ _PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 _PLAIN_LITTLE_FP8 = _PLAIN_LITTLE | {"num_warps": 8}
 _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+# Registers of a thread, by rows: with 64 a multiprocessor has four such programs at once, and all
+# programs of 0.8B's largest products are there before x is.
+MOST_REGISTERS = {2: {"maxnreg": 64}, 3: {"maxnreg": 80}, 4: {"maxnreg": 80}}
 
 
-def row_linear_reference(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None) -> Tensor:
+def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:
     """Say what `row_linear` computes, in plain torch."""
-    y_1N = product_reference(x_1K, weight)
-    return y_1N if residual_1N is None else residual_1N + y_1N
+    y_MN = product_reference(x_MK, weight)
+    return y_MN if residual_MN is None else residual_MN + y_MN
 
 
 def norm_row_linear_reference(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+    x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight
 ) -> tuple[Tensor, ...]:
     """Say what `norm_row_linear` computes, in plain torch."""
-    normed = rmsnorm_reference(x_1H, norm_H, eps)
+    normed = rmsnorm_reference(x_MH, norm_H, eps)
     return tuple(product_reference(normed, weight) for weight in weights)
 
 
-def row_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one.
+def row_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T [M, N] in x's dtype, added to the residual if there is one.
 
-    x_1K         [1, K]
+    x_MK         [M, K], M at most 4
     weight       [N, K] in x's dtype, or an Fp8Weight
-    residual_1N  [1, N] contiguous, in x's dtype
+    residual_MN  [M, N] contiguous, in x's dtype
     """
-    if not use_triton(x_1K):
-        return row_linear_reference(x_1K, weight, residual_1N)
-    return _launch(x_1K.contiguous(), None, 0.0, residual_1N, weight)[0]
+    if not use_triton(x_MK):
+        return row_linear_reference(x_MK, weight, residual_MN)
+    return _launch(x_MK.contiguous(), None, 0.0, residual_MN, weight)[0]
 
 
 def norm_row_linear(
-    x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight
+    x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight
 ) -> tuple[Tensor, ...]:
-    """Return norm(x) @ weight.T [1, N] in x's dtype for each of one or two weights.
+    """Return norm(x) @ weight.T [M, N] in x's dtype for each of one or two weights.
 
-    x_1H     [1, H] contiguous
+    x_MH     [M, H] contiguous
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
     """
-    multiply = _products(_case(x_1H, weights[0]))
-    products: tuple[Tensor, ...] = multiply(x_1H, norm_H, eps, *weights)
+    multiply = _products(_case(x_MH, weights[0]))
+    products: tuple[Tensor, ...] = multiply(x_MH, norm_H, eps, *weights)
     return products
 
 
-def normed_within(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def normed_within(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear`, every program norming the row for itself."""
-    return _launch(x_1H, norm_H, eps, None, *weights)
+    return _launch(x_MH, norm_H, eps, None, *weights)
 
 
-def normed_before(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def normed_before(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear`, the norm in a kernel of its own."""
-    return _launch(rmsnorm(x_1H, norm_H, eps), None, 0.0, None, *weights)
+    return _launch(rmsnorm(x_MH, norm_H, eps), None, 0.0, None, *weights)
 
 
-def packed_normed(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
+def packed_normed(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear` of a packed first weight, the norm in a kernel of its own."""
-    normed_1H = rmsnorm(x_1H, norm_H, eps)
+    normed_1H = rmsnorm(x_MH, norm_H, eps)
     return tuple(added_linear(normed_1H, weight) for weight in weights)
 
 
-def added_linear(x_1K: Tensor, weight: Weight, residual_1N: Tensor | None = None) -> Tensor:
+def added_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
     """Return `row_linear`, whatever the weight is stored in."""
-    y_1N: Tensor = _added(Added(use_triton(x_1K), form_of(weight)[0]))(x_1K, weight, residual_1N)
-    return y_1N
+    y_MN: Tensor = _added(Added(use_triton(x_MK), form_of(weight)[0]))(x_MK, weight, residual_MN)
+    return y_MN
 
 
 def normed_and_linear(
@@ -148,8 +153,8 @@ def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
     return _norm(_case(x_1H, weight)) is rmsnorm
 
 
-def _case(x_1H: Tensor, weight: Weight) -> NormedRow:
-    return NormedRow(use_triton(x_1H), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
+def _case(x_MH: Tensor, weight: Weight) -> NormedRow:
+    return NormedRow(use_triton(x_MH), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
 
 
 def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30) -> dict[str, int]:
@@ -165,11 +170,12 @@ def row_blocks(blocks: dict[str, int], num_columns: int, num_rows: int = 1 << 30
     }
 
 
-def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
+def _plan(weight: Stored, rows: int, *, normed: bool) -> dict[str, int]:
     """Return launch options for one weight: small ones are spread over all multiprocessors."""
     (n, k), little = weight.values.shape, weight.values.nbytes < LARGE_WEIGHT
     if normed:
-        blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT, k)
+        short = _NORMED_SHORT | MOST_REGISTERS.get(rows, {})
+        blocks = row_blocks(_NORMED if k > SHORT else short, k)
     elif little:
         blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
     else:
@@ -180,7 +186,7 @@ def _plan(weight: Stored, *, normed: bool) -> dict[str, int]:
 
 
 def _launch(
-    x_1K: Tensor,
+    x_MK: Tensor,
     norm: Tensor | None,
     eps: float,
     residual: Tensor | None,
@@ -188,17 +194,18 @@ def _launch(
     kept: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     first, *more = [Stored.of(weight) for weight in weights]
-    k = check_row(x_1K, first, *more)
+    rows, k = check_few(x_MK, first, *more)
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
-    blocks = _plan(first, normed=norm is not None)
-    outputs = [x_1K.new_empty((1, w.values.shape[0])) for w in (first, *more)]
+    blocks = _plan(first, rows, normed=norm is not None)
+    outputs = [x_MK.new_empty((rows, w.values.shape[0])) for w in (first, *more)]
     programs = -(-outputs[0].shape[1] // blocks["BLOCK_N"])
-    second = NO_PRODUCT
+    second, alike = NO_PRODUCT, bool(more) and first.edge == more[0].edge == 0
     if more:
-        programs += -(-outputs[1].shape[1] // max(blocks["BLOCK_N"] // 4, 1))
+        share = blocks["BLOCK_N"] if alike else max(blocks["BLOCK_N"] // 4, 1)
+        programs += -(-outputs[1].shape[1] // share)
         second = more[0].to_product(outputs[1])
     _rows_kernel[(programs,)](
-        x_1K,
+        x_MK,
         norm,
         residual,
         kept,
@@ -208,11 +215,35 @@ def _launch(
         *second,
         EDGE=first.edge,
         EDGE2=more[0].edge if more else 0,
+        ALIKE=int(alike),
+        ROWS=rows,
         WIDTH=power_of_two(k),
         **blocks,
         **early(),
     )
     return tuple(outputs)
+
+
+@jit
+def _before(residual, n, N, ROWS: tl.constexpr):
+    """Return the residuals of each row, or zeros if there are none."""
+    before = ()
+    for row in tl.static_range(ROWS):
+        r_N = tl.zeros(n.shape, tl.float32)
+        if residual is not None:
+            r_N = tl.load(residual + row * N + n, mask=n < N, other=0.0).to(tl.float32)
+        before += (r_N,)  # type: ignore[assignment]
+    return before
+
+
+@jit
+def _store_rows(y, ys, before, residual, n, N, ROWS: tl.constexpr):
+    """Write the sums of each row, rounded, then added to its residuals if there are any."""
+    for row in tl.static_range(ROWS):
+        y_N = ys[row].to(y.dtype.element_ty)
+        if residual is not None:
+            y_N = (before[row] + y_N.to(tl.float32)).to(y.dtype.element_ty)
+        tl.store(y + row * N + n, y_N, mask=n < N)
 
 
 @jit
@@ -231,6 +262,7 @@ def _rows(
     scale_row,
     scale_col,
     EDGE: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -246,33 +278,25 @@ def _rows(
     n0, n1 = norm_part(norm, 0, K, BLOCK_K), norm_part(norm, BLOCK_K, K, BLOCK_K)
     s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
     wait_for_inputs()
-    x0, x1 = x_part(x, 0, K, BLOCK_K), x_part(x, BLOCK_K, K, BLOCK_K)
-    r_N = tl.zeros((BLOCK_N,), tl.float32)
-    if residual is not None:
-        r_N = tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
-    root = 1.0
+    x0, x1 = x_rows(x, 0, K, ROWS, BLOCK_K), x_rows(x, BLOCK_K, K, ROWS, BLOCK_K)
+    before, roots = _before(residual, n, N, ROWS), ()
     if norm is not None:
-        root = root_mean(x, K, eps, WIDTH)
-    x0, x1 = normed(x0, n0, root, x, norm), normed(x1, n1, root, x, norm)
-    if kept is not None:
-        keep(kept, x0, 0, K, tile)
-        keep(kept, x1, BLOCK_K, K, tile)
-    total = no_products(weight, BLOCK_N, BLOCK_K)
-    total = add_products(total, w0, x0, s0, EDGE)
-    total = add_products(total, w1, x1, s1, EDGE)
+        roots = root_means(x, K, eps, ROWS, WIDTH)
+    x0, x1 = normed_rows(x0, n0, roots, x, norm, ROWS), normed_rows(x1, n1, roots, x, norm, ROWS)
+    keep(kept, x0[0], 0, K, tile)
+    keep(kept, x1[0], BLOCK_K, K, tile)
+    totals = no_row_products(weight, ROWS, BLOCK_N, BLOCK_K)
+    totals = add_row_products(totals, w0, x0, s0, EDGE, ROWS)
+    totals = add_row_products(totals, w1, x1, s1, EDGE, ROWS)
     if STAGES > 0:
         for start in tl.range(2 * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
             w = weight_part(weight, first, N, start, K, BLOCK_N, BLOCK_K)
-            w_K, x_K = norm_part(norm, start, K, BLOCK_K), x_part(x, start, K, BLOCK_K)
-            x_K = normed(x_K, w_K, root, x, norm)
-            if kept is not None:
-                keep(kept, x_K, start, K, tile)
+            w_K, parts = norm_part(norm, start, K, BLOCK_K), x_rows(x, start, K, ROWS, BLOCK_K)
+            parts = normed_rows(parts, w_K, roots, x, norm, ROWS)
+            keep(kept, parts[0], start, K, tile)
             s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
-            total = add_products(total, w, x_K, s, EDGE)
-    y_N = finished(total, s_N, EDGE).to(y.dtype.element_ty)
-    if residual is not None:
-        y_N = (r_N + y_N.to(tl.float32)).to(y.dtype.element_ty)
-    tl.store(y + n, y_N, mask=n < N)
+            totals = add_row_products(totals, w, parts, s, EDGE, ROWS)
+    _store_rows(y, finished_rows(totals, s_N, EDGE, ROWS), before, residual, n, N, ROWS)
 
 
 @jit
@@ -297,6 +321,8 @@ def _rows_kernel(
     scale_col2,
     EDGE: tl.constexpr,
     EDGE2: tl.constexpr,
+    ALIKE: tl.constexpr,
+    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -304,7 +330,12 @@ def _rows_kernel(
 ):
     tile, tiles = tl.program_id(0), tl.cdiv(N, BLOCK_N)
     start_next()
-    if weight2 is None or tile < tiles:
+    if ALIKE:
+        other = tile >= tiles
+        weight = tl.multiple_of(tl.where(other, weight2, weight), 16)
+        y, N = tl.where(other, y2, y), tl.where(other, N2, N)
+        tile = tl.where(other, tile - tiles, tile)
+    if ALIKE or weight2 is None or tile < tiles:
         _rows(
             tile,
             x,
@@ -320,6 +351,7 @@ def _rows_kernel(
             scale_row,
             scale_col,
             EDGE,
+            ROWS,
             WIDTH,
             BLOCK_N,
             BLOCK_K,
@@ -341,6 +373,7 @@ def _rows_kernel(
             scale_row2,
             scale_col2,
             EDGE2,
+            ROWS,
             WIDTH,
             max(BLOCK_N // 4, 1),
             BLOCK_K,

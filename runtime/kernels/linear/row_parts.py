@@ -10,14 +10,37 @@ writes before it waits.
 
 from __future__ import annotations
 
-from runtime.kernels.launch import jit, tl
+from runtime.kernels.launch import INTERPRET, jit, tl
 
 
 @jit
-def root_mean(x, K, eps, WIDTH: tl.constexpr):
-    """Return rsqrt(mean(x^2) + eps)."""
-    x_K = x_part(x, 0, K, WIDTH)
-    return tl.rsqrt(tl.sum(x_K * x_K, 0) / K + eps)
+def root_means(x, K, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return rsqrt(mean(x^2) + eps) of each row."""
+    squares = [x_K * x_K for x_K in x_rows(x, 0, K, ROWS, WIDTH)]
+    return [tl.rsqrt(total / K + eps) for total in sums(squares, 0, ROWS)]
+
+
+@jit
+def sums(parts, AXIS: tl.constexpr, ROWS: tl.constexpr):
+    """Return the sum of each of 1 to 4 along its last axis; warps exchange them at once."""
+    if ROWS == 1:
+        totals = (tl.sum(parts[0], AXIS),)
+    elif ROWS == 2:
+        totals = tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
+    else:
+        pairs = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[ROWS - 1]))
+        first, second = tl.split(tl.sum(pairs, AXIS))
+        totals = tl.split(first) + tl.split(second)
+    return totals
+
+
+@jit
+def x_rows(x, start, K, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH columns of each row in float32."""
+    parts = ()
+    for row in tl.static_range(ROWS):
+        parts += (x_part(x + row * K, start, K, WIDTH),)  # type: ignore[assignment]
+    return parts
 
 
 @jit
@@ -46,10 +69,23 @@ def normed(x_K, w_K, root, x, norm):
 
 
 @jit
+def normed_rows(parts, w_K, roots, x, norm, ROWS: tl.constexpr):
+    """Return `normed` of a part of each row, or the part if there is no norm."""
+    ready = ()
+    for row in tl.static_range(ROWS):
+        x_K = parts[row]
+        if norm is not None:
+            x_K = normed(x_K, w_K, roots[row], x, norm)
+        ready += (x_K,)  # type: ignore[assignment]
+    return ready
+
+
+@jit
 def keep(kept, x_K, start, K, tile):
-    """Write a part of the row, if this is the first tile."""
-    k = start + tl.arange(0, x_K.shape[0])
-    tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
+    """Write a part of the row, if this is the first tile, and if it is to be kept."""
+    if kept is not None:
+        k = start + tl.arange(0, x_K.shape[0])
+        tl.store(kept + k, x_K.to(kept.dtype.element_ty), mask=k < tl.where(tile == 0, K, 0))
 
 
 @jit
@@ -96,6 +132,23 @@ def no_products(weight, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @jit
+def widened(w):
+    """Return w in float32; bfloat16 by one instruction, where the compiler takes three for two."""
+    if INTERPRET or w.dtype != tl.bfloat16:
+        wide = w.to(tl.float32)
+    else:
+        wide = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=f,=f,r",
+            [w],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    return wide
+
+
+@jit
 def add_products(total, w, x_K, s, EDGE: tl.constexpr):
     """Return total plus w * x_K, summed over the 16 bytes of weights that a thread loaded at once.
 
@@ -103,11 +156,38 @@ def add_products(total, w, x_K, s, EDGE: tl.constexpr):
     """
     NUM: tl.constexpr = total.shape[1]
     VECTOR: tl.constexpr = x_K.shape[0] // NUM
-    w = tl.reshape(w, (total.shape[0], NUM, VECTOR)).to(tl.float32)
+    w = widened(tl.reshape(w, (total.shape[0], NUM, VECTOR)))
     products = tl.sum(w * tl.reshape(x_K, (NUM, VECTOR))[None, :, :], 2)
     if EDGE > 1:
         products *= s.to(tl.float32)[None, :]
     return total + products
+
+
+@jit
+def no_row_products(weight, ROWS: tl.constexpr, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Return zeros for `add_row_products` to start from."""
+    totals = ()
+    for _ in tl.static_range(ROWS):
+        totals += (no_products(weight, N, WIDTH),)  # type: ignore[assignment]
+    return totals
+
+
+@jit
+def add_row_products(totals, w, parts, s, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return `add_products` of each row of x: the weights are read and converted once."""
+    after = ()
+    for row in tl.static_range(ROWS):
+        after += (add_products(totals[row], w, parts[row], s, EDGE),)  # type: ignore[assignment]
+    return after
+
+
+@jit
+def finished_rows(totals, s_N, EDGE: tl.constexpr, ROWS: tl.constexpr):
+    """Return the sums [N] of each row of x, times scales of whole rows of w if there are such."""
+    ys = sums(totals, 1, ROWS)
+    if EDGE == 1:
+        ys = [y_N * s_N.to(tl.float32) for y_N in ys]
+    return ys
 
 
 @jit

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
-from runtime.kernels.dispatch import FEW_ROWS
+from runtime.kernels.dispatch import A_FEW_ROWS, FEW_ROWS
 from runtime.kernels.launch import jit, tl, use_triton, widen
 from runtime.kernels.linear.cpu import times_rows
 from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
@@ -131,6 +131,15 @@ def check_row(x_1K: Tensor, *weights: Stored) -> int:
     k = x_1K.shape[1]
     assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
     return k
+
+
+def check_few(x_MK: Tensor, *weights: Stored) -> tuple[int, int]:
+    """Return the number of rows, at most 4, and of columns."""
+    rows, k = x_MK.shape
+    assert 1 <= rows <= A_FEW_ROWS, f"these kernels are for {A_FEW_ROWS} rows or fewer"
+    assert x_MK.is_contiguous(), "rows must be contiguous"
+    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
+    return rows, k
 
 
 def scale_edge(codes: Tensor, scale: Tensor) -> int:

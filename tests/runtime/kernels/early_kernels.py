@@ -15,6 +15,7 @@ import torch
 
 from runtime.kernels.attention.decode import attention_decode
 from runtime.kernels.attention.prefill import launch_prefill
+from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
 from runtime.kernels.delta_rule import prefill, within
@@ -22,6 +23,7 @@ from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.step import launch_step
+from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.encode.rows import Codes, quantize_rows
 from runtime.kernels.linear import (
     few,
@@ -79,7 +81,8 @@ def packed(*shape, group):
 def attention(length, rows=4):
     q, k, norm, angle = some(rows, 16, 256), some(rows, 2, 256), some(256), some(rows, 32)
     pool, at = some(8, length, 2, 256), (whole(rows), whole(rows))
-    attention_step(q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
+    for each in (1, 2, 4) if rows == 4 else (1,):
+        attention_step(q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at, each)
     norm_rope_write(q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
     attention_decode(q, q, pool, pool, *at, late=rows)
 
@@ -121,6 +124,7 @@ def norms(hidden, rows=4):
     z = some(rows, 32, 128)
     rms.rmsnorm(x, norm, 1e-6)
     rms.rmsnorm(x, norm, 1e-6, codes)
+    rms.rmsnorm(x, norm, 1e-6, rows_R=whole(2))
     rms.add_rmsnorm(x, x, norm, 1e-6)
     rms.add_rmsnorm(rms.Parts(some(4, rows, hidden, dtype=torch.float32)), x, norm, 1e-6)
     gated.gated_rmsnorm(z, z, some(128), 1e-6)
@@ -128,12 +132,13 @@ def norms(hidden, rows=4):
     add_pairs_rmsnorm(Pairs(some(rows * 9, hidden), 9), x, norm, 1e-6)
 
 
-def one_row(hidden, weight):
-    x, norm = some(1, hidden), some(hidden)
-    row.row_linear(x, weight(2 * hidden, hidden), some(1, 2 * hidden))
+def in_registers(hidden, weight, rows=1):
+    x, norm = some(rows, hidden), some(hidden)
+    row.row_linear(x, weight(2 * hidden, hidden), some(rows, 2 * hidden))
     row.row_linear(x, weight(512, hidden))
     row.normed_within(x, norm, 1e-6, weight(4 * hidden, hidden), some(64, hidden))
-    row._launch(x, norm, 1e-6, None, weight(257, hidden), kept=some(1, hidden))
+    if rows == 1:
+        row._launch(x, norm, 1e-6, None, weight(257, hidden), kept=some(1, hidden))
     row_gated.row_gated(x, weight(8 * hidden, hidden), norm)
     row_gated.row_gated(x, weight(8 * hidden, hidden))
 
@@ -171,6 +176,12 @@ def experts(weight, tokens=4):
     moe_rows.few_pairs(some(tokens, 2048), gate_up, down, some(tokens, 9), whole(tokens, 9))
 
 
+def between_steps():
+    places = Places(whole(4), whole(4), whole(4))
+    settle(whole(4), places, whole(4), whole(1), places)
+    rope_cos_sin(whole(4), 64, 1e7, None, torch.bfloat16)
+
+
 def choices():
     route(some(4, 256), 8)
     route_absorbed(some(4, 257), 8)
@@ -200,9 +211,11 @@ def cases():
     prompt(8192)
     norms(2048)
     for hidden in (1024, 2048, 5120):
-        one_row(hidden, some)
-        one_row(hidden, fp8)
-    one_row(2048, lambda *shape: fp8(*shape, edge=1))
+        in_registers(hidden, some)
+        in_registers(hidden, fp8)
+    in_registers(2048, lambda *shape: fp8(*shape, edge=1))
+    for count in (2, 3, 4):
+        in_registers(1024, some, count)
     for edge in (1, 128):
         few_rows(lambda *shape, edge=edge: fp8(*shape, edge=edge))
         experts(lambda *shape, edge=edge: fp8(*shape, edge=edge))
@@ -217,6 +230,7 @@ def cases():
     few_rows(fp8, hidden=1152)
     experts(some)
     choices()
+    between_steps()
     for group in (16, 32, 128):
         four_bits(group)
 

@@ -22,6 +22,7 @@ from runtime.kernels.cases import (
     FP8_CHANNEL,
     INT4,
     NVFP4,
+    SEVERAL,
     Added,
     ChosenExperts,
     CodesProduct,
@@ -61,19 +62,20 @@ STORED = [(FLOAT, False), *FP8, *((form, False) for form in PACKED)]
 SCALES = (torch.float32, torch.bfloat16)
 # one group; ragged groups; cuBLAS's multiples or not; strips; wide and large, or either
 SIZES = [(20, 128), (24, 300), (32, 256), (1100, 1001), (1024, 1024), (40, 2048), (12288, 2048)]
+WIDTHS = (128, 1024, 1025, 5120)
 SIZES += [(7168, 2047), (34816, 5120), (5120, 17408)]
 
 
 def products():
-    for gpu, rows, dtype, stored in itertools.product(BOTH, COUNTS, DTYPES, STORED):
-        yield Product(gpu, rows, dtype, *stored)
+    for gpu, rows, k, dtype, stored in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, STORED):
+        yield Product(gpu, rows, k, dtype, *stored)
 
 
 def pairs():
     cards = ((9, 0), (8, 0), (0, 0))
-    for gpu, rows, dtype, (form, _) in itertools.product(BOTH, COUNTS, DTYPES, STORED):
+    for gpu, rows, k, dtype, (form, _) in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, STORED):
         for card, coded in itertools.product(cards, BOTH):
-            yield Products(gpu, rows, dtype, form, card, coded)
+            yield Products(gpu, rows, k, dtype, form, card, coded)
 
 
 def inputs():
@@ -103,7 +105,9 @@ def experts():
 
 
 CASES = {
-    Rows: lambda: itertools.starmap(Rows, itertools.product(BOTH, COUNTS)),
+    Rows: lambda: itertools.starmap(
+        Rows, itertools.product(BOTH, COUNTS, WIDTHS, (FLOAT, FP8_BLOCK, NVFP4, SEVERAL))
+    ),
     Product: products,
     Products: pairs,
     Inputs: inputs,
@@ -115,7 +119,7 @@ CASES = {
         OneToken, itertools.product(BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Gated: lambda: itertools.starmap(
-        Gated, itertools.product(BOTH, COUNTS, DTYPES, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+        Gated, itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Added: lambda: itertools.starmap(
         Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
@@ -126,14 +130,19 @@ CASES = {
     RuleOutput: lambda: itertools.starmap(RuleOutput, itertools.product(BOTH, (64, 128), BOTH)),
     Draw: lambda: itertools.starmap(Draw, itertools.product(BOTH, (torch.bfloat16, torch.float32))),
     Heads: lambda: itertools.starmap(
-        Heads, itertools.product((0, 1, 16, 17, 32, 33, 64, 65), (1, 2), (1, 2, 4), BOTH)
+        Heads, itertools.product((0, 1, 16, 17, 32, 33, 64, 65), (1, 2, 4, 5), (1, 2, 4), BOTH)
     ),
     Prompt: lambda: itertools.starmap(Prompt, itertools.product(BOTH, BOTH, DTYPES)),
 }
 
 
+def in_registers(case):
+    few = case.rows <= 4 and case.k <= 1024 and case.form == FLOAT
+    return case.gpu and (case.rows == 1 or few)
+
+
 def layer_before(case):
-    return "runtime.model.one_row_layer" if case.gpu and case.rows == 1 else LAYER_OF_ROWS
+    return "runtime.model.layer_of_few_rows" if in_registers(case) else LAYER_OF_ROWS
 
 
 LAYER_OF_ROWS = "runtime.model.layer_of_rows"
@@ -169,7 +178,7 @@ def product_before(case):
         return "linear.product.linear_reference"
     if case.form in PACKED:
         return packed_product_before(case)
-    if case.rows == 1:
+    if in_registers(case):
         return "linear.row.row_linear"
     if case.rows <= 8:
         return "linear.few.few_linear"
@@ -259,7 +268,7 @@ def row_added_before(case):
 
 def gated_before(case):
     if several(case):
-        return "linear.few_gated.few_gated"
+        return "linear." + ("row_gated.row_gated" if in_registers(case) else "few_gated.few_gated")
     if to_64(case):
         return "linear.rows_gated.rows_gated"
     if case.rows != 1 or not case.gpu:
@@ -310,7 +319,7 @@ def rule_output_before(case):
 
 
 def attention_before(case):
-    few = case.each == 1 and 0 < case.rows * case.kv_heads <= 64
+    few = case.each <= 4 and 0 < case.rows * case.kv_heads <= 64
     if few and not case.prompts:
         return "attention.step.attention_step"
     return "attention.write.norm_rope_write"
@@ -440,8 +449,8 @@ def test_conditions_say_what_they_hold():
 def test_a_choice_is_made_once_until_a_threshold_moves(thresholds):
     asked = []
     find = dispatch.LAYER.remembered(lambda case: asked.append(case) or dispatch.LAYER.choose(case))
-    case = Rows(gpu=True, rows=1)
-    assert find(case) is find(Rows(gpu=True, rows=1)) is dispatch.LAYER.rows[0]
+    case = Rows(gpu=True, rows=1, k=128, form=FLOAT)
+    assert find(case) is find(case._replace()) is dispatch.LAYER.rows[0]
     assert asked == [case]
     thresholds(FEW_TOKENS=7)
     assert find(case) is dispatch.LAYER.rows[0]
@@ -463,7 +472,9 @@ def test_a_weight_says_how_it_is_stored():
     [
         (1, "float", row_linear),
         (1, "block", row_linear),
-        (2, "float", few_linear),
+        (4, "float", row_linear),
+        (5, "float", few_linear),
+        (2, "block", few_linear),
         (8, "channel", few_linear),
         (9, "float", float_linear),
         (9, "channel", tiled_linear),
@@ -477,6 +488,6 @@ def test_linear_runs_what_the_table_names(rows, stored, kernel, interpreter):
     if stored != "float":
         scale = torch.ones(20, 1) if stored == "channel" else torch.ones(1, 2)
         w = Fp8Weight(w.to(torch.float8_e4m3fn), scale, dynamic=stored == "dynamic")
-    case = Product(use_triton(x), rows, x.dtype, *form_of(w))
+    case = Product(use_triton(x), *x.shape, x.dtype, *form_of(w))
     assert dispatch.PRODUCT.choose(case).kernel == entry_point(kernel)
     assert torch.equal(linear(x, w), kernel(x, w))

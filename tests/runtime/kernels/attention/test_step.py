@@ -49,19 +49,19 @@ def whole_pools(lengths, slots, kv_heads=2, d=20):
     return wholes
 
 
-def step(function, lengths, slots, **sizes):
+def step(function, lengths, slots, each=1, **sizes):
     """Return the output, and both pools whole."""
     inputs = arguments(lengths, **sizes)
     kv_heads, d = inputs[2].shape[1:]
-    wholes = whole_pools(lengths, slots, kv_heads, d)
-    at = torch.tensor(slots), torch.tensor(lengths)
+    wholes = whole_pools(lengths[::each], slots[::each], kv_heads, d)
+    at = torch.tensor(slots), torch.tensor(lengths), each
     return function(*inputs, *(whole[1:] for whole in wholes), *at), wholes
 
 
-def apart(q, gate, k, v, wq, wk, cos, sin, eps, pool_k, pool_v, slots, lengths):
+def apart(q, gate, k, v, wq, wk, cos, sin, eps, pool_k, pool_v, slots, lengths, each):
     """Return the same from the kernels for larger batches."""
     q = norm_rope_write(q, k, v, wq, wk, cos, sin, eps, pool_k, pool_v, slots, lengths - 1)
-    return attention_decode(q, gate, pool_k, pool_v, slots, lengths)
+    return attention_decode(q, gate, pool_k, pool_v, slots, lengths, each)
 
 
 @pytest.fixture(params=[1, 40], ids=["whole contexts", "parts"])
@@ -110,6 +110,21 @@ def test_a_long_context_of_few_programs_has_more_stages():
 
     assert [stages(1, room) for room in (4096, 4097, 1 << 16, 1 << 17)] == [0, 2, 2, 3]
     assert [stages(batch, 1 << 17) for batch in (2, 8, 64)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("each", [2, 3])
+@pytest.mark.usefixtures("interpreter", "programs")
+def test_each_token_of_a_sequence_sees_those_before_it(each):
+    """They are in no pool yet; one sequence has nothing else, one is padding."""
+    firsts, owners = [64, 1, 9], [3, 0, -1]
+    lengths = [first + token for first in firsts for token in range(each)]
+    slots = [slot for slot in owners for _ in range(each)]
+    got, ours = step(attention_step, lengths, slots, each)
+    for other in (attention_step_reference, apart):
+        expected, theirs = step(other, lengths, slots, each)
+        assert distance(got, expected) < FLOAT32
+        for one, two in zip(ours, theirs, strict=True):
+            assert torch.allclose(one, two, atol=FLOAT32, rtol=FLOAT32, equal_nan=True)
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 130])

@@ -50,6 +50,23 @@ def test_a_row_is_normed_within_the_product(n, k, stored, interpreter):
             assert distance(ours, theirs) < FLOAT32
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "stored"),
+    [(2, 140, 70, "block"), (3, 9, 2100, "plain"), (4, 9, 70, "plain"), (4, 9, 70, "channel")],
+)
+def test_a_few_rows_are_what_each_of_them_is(rows, n, k, stored, interpreter):
+    """Added, normed for two weights, normed and gated."""
+    x, w, residual = normal(rows, k) * 3, weight(2 * n, k, stored, seed=1), normal(rows, 2 * n)
+    norm, small = normal(k, seed=2) * 0.1, weight(7, k, "plain", seed=5)
+    assert distance(row_linear(x, w, residual), row_linear_reference(x, w, residual)) < FLOAT32
+    got, expected = (
+        f(x, norm, EPS, w, small) for f in (norm_row_linear, norm_row_linear_reference)
+    )
+    for ours, theirs in zip(got, expected, strict=True):
+        assert distance(ours, theirs) < FLOAT32
+    assert distance(row_gated(x, w, norm, EPS), row_gated_reference(x, w, norm, EPS)) < FLOAT32
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("k", [70, 2100])
 def test_the_normed_row_is_kept_for_others(k, apart, interpreter, thresholds):
@@ -114,6 +131,6 @@ def test_without_a_norm_the_row_is_taken_as_it_is(interpreter):
     assert distance(norm_row_linear(x, norm, EPS, w)[0], row_linear(x, w)) > 0.5
 
 
-def test_more_rows_than_one_are_refused(interpreter):
-    with pytest.raises(AssertionError, match="for one row"):
-        row_linear(normal(2, 40), normal(8, 40))
+def test_more_rows_than_four_are_refused(interpreter):
+    with pytest.raises(AssertionError, match="for 4 rows or fewer"):
+        row_linear(normal(5, 40), normal(8, 40))
