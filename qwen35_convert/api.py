@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_convert.comparison.folders import HERE, Folders
-from qwen35_convert.containers.registry import default_recipe, open_checkpoint
+from qwen35_convert.containers.registry import container_for, default_recipe, open_checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.question import USUAL, Question
 from qwen35_convert.options import DEFAULTS, RunOptions, check_device
@@ -57,6 +57,9 @@ def plan(
 ) -> Plan:
     """Return the plan of a conversion to `out`; nothing is written.
 
+    OutputError if `out` is given and could not be written whatever is overwritten: it is a part of
+    the source, say.
+
     From a source on the hub, only headers and the few values that planning looks at are read, by
     ranges; the cache's copy is used instead if there is one and `stream` is not set.
     """
@@ -65,7 +68,14 @@ def plan(
     chosen = chosen or default_recipe(opened, overrides, out=out)
     from qwen35_convert.planned import plan_conversion
 
-    return plan_conversion(opened, chosen, Path(out)).plan
+    out = Path(out)
+    container = container_for(out)
+    if out != UNNAMED:
+        container.check_out(out, opened, overwrite=True)
+    planned = plan_conversion(opened, chosen, out).plan
+    if out != UNNAMED:
+        container.check_files(out, planned, opened, overwrite=True)
+    return planned
 
 
 def download(

@@ -25,10 +25,10 @@ from qwen35_convert.commands import (
     recipes,
     using,
 )
-from qwen35_convert.empty_words import check_words
 from qwen35_convert.errors import Interrupted, OutputError
 from qwen35_convert.home import at_home
 from qwen35_convert.misuse import show_misuse
+from qwen35_convert.odd_words import check_words
 from qwen35_convert.output import Output
 from qwen35_convert.streams import lost, outlive_readers
 

@@ -12,6 +12,7 @@ totals from this table. Trap: four norms use two formulas, so `gdn_norm` (plain 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -144,7 +145,7 @@ VISION_BLOCK = (
 )
 
 LAYER_PREFIXES = ("layers.{i}.", "mtp.layers.{i}.")
-MAX_INDEX_DIGITS = 9
+_INDEX = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # a whole segment
 EXPERT_FORMS = {"split": EXPERTS_SPLIT, "fused": EXPERTS_FUSED, "mlx": EXPERTS_MLX}
 
 
@@ -196,14 +197,8 @@ def template(name: str) -> tuple[str, tuple[int, ...]]:
     >>> template("layers.3.mlp.experts.17.up_proj.weight")
     ('layers.#.mlp.experts.#.up_proj.weight', (3, 17))
     """
-    segments = name.split(".")
-    numbers = tuple(int(s) for s in segments if _is_index(s))
-    return ".".join("#" if _is_index(s) else s.replace("#", "##") for s in segments), numbers
-
-
-def _is_index(segment: str) -> bool:
-    plain = segment.isascii() and segment.isdigit() and len(segment) <= MAX_INDEX_DIGITS
-    return plain and (segment == "0" or segment[0] != "0")
+    numbers = tuple(map(int, _INDEX.findall(name)))
+    return _INDEX.sub("#", name.replace("#", "##")), numbers
 
 
 def _keys() -> Iterator[tuple[str, TensorRule]]:

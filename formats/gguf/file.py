@@ -14,13 +14,13 @@ from __future__ import annotations
 import mmap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.content import DOWNLOAD
 from formats.errors import FormatError
 from formats.gguf.header import FIXED, MAGIC, MAX_NAME, Head, Kv, parse_header
+from formats.gguf.writer import written
 from formats.safetensors.file import TORCH_NAMES, SafetensorsFile
 from formats.safetensors.header import MAX_HEADER, Header
 from formats.tensor import TensorInfo, block_of
@@ -157,7 +157,7 @@ def build_header(
     last one too. FormatError for a row that is not a whole number of blocks.
     """
     _check_output(kvs, infos, alignment)
-    head = _written(kvs, infos, alignment)
+    head = written(kvs, infos, alignment)
     head += bytes(_padded(len(head), alignment) - len(head))
     offsets, position = [], len(head)
     for info in infos:
@@ -177,30 +177,3 @@ def _check_output(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int
     assert not empty, f"ggml's package writes no empty array: {empty}"
     long = [name for name in names if not 0 < len(name.encode()) <= MAX_NAME]
     assert not long, f"llama.cpp reads names of up to {MAX_NAME} bytes: {long}"
-
-
-def _written(kvs: Sequence[Kv], infos: Sequence[TensorInfo], alignment: int) -> bytes:
-    """Return what the `gguf` package writes for these pairs and tensors, without padding.
-
-    Into memory: a plan writes nothing to a disk.
-    """
-    import numpy as np
-    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-    from gguf.gguf_writer import WriterState
-
-    writer = GGUFWriter(None, arch="")  # it would add a key: ours is among the pairs
-    writer.data_alignment = alignment
-    for kv in kvs:
-        kind, _, item = kv.kind.removesuffix("]").partition("[")
-        item_type = GGUFValueType[item.upper()] if item else None
-        writer.add_key_value(kv.key, kv.value, GGUFValueType[kind.upper()], item_type)
-    for info in infos:
-        ggml, held = GGMLQuantizationType[info.dtype], np.dtype(np.float32)
-        writer.add_tensor_info(info.name, info.shape, held, info.nbytes, ggml)
-    written = BytesIO()
-    writer.fout = [written]  # type: ignore[list-item]
-    writer.state = WriterState.EMPTY
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    return written.getvalue()

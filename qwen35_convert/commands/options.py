@@ -122,11 +122,15 @@ def recipe_option(use: str, show_default: str | bool = True) -> Any:
 
 def parse_limit(size: str | None) -> Limit:
     """Return the limit that `600MB` sets; without one, the default, which may be exceeded."""
+    from qwen35_convert.errors import RecipeError
     from qwen35_convert.options import Limit
 
     if size is None:
         return Limit(DEFAULT_MEMORY, firm=False)
-    return Limit(parse_bytes("--memory-limit", size))
+    limit = parse_bytes("--memory-limit", size)
+    if not limit:
+        raise RecipeError("--memory-limit", f"is {size}", "a size above 0, such as 600MB")
+    return Limit(limit)
 
 
 def parse_bytes(option: str, size: str) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -426,3 +427,35 @@ def test_the_summary_says_of_how_many_weights_some_became_zero(tmp_path, nano):
     stored = load_file(out / "model.safetensors")
     codes = [w for w in stored.values() if w.dtype == torch.float8_e4m3fn]
     assert sum(w.numel() for w in codes) == int(weights.replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("out", "message", "code"),
+    [
+        ("model", "contain each other", 4),
+        ("model/below", "contain each other", 4),
+        ("model.gguf", "is a file of the source", 4),
+        ("file/below", "is a file", 4),
+    ],
+)
+def test_a_plan_that_could_not_be_written_is_refused(nano, tmp_path, out, message, code):
+    source = tmp_path / "model"
+    shutil.copytree(nano, source)
+    (tmp_path / "file").write_text("mine")
+    if out.endswith(".gguf"):
+        done = called("convert", source, "-o", tmp_path / out, "--no-verify", "-q")
+        assert done.returncode == 0, done.stderr
+        source = tmp_path / out
+    before = sorted(tmp_path.iterdir())
+    done = called("convert", source, "-o", tmp_path / out, "--plan")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("more", [["--plan"], []])
+def test_a_memory_limit_of_nothing_is_misuse(nano, tmp_path, more):
+    done = called("convert", nano, "-o", tmp_path / "out", "--memory-limit", "0", *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--memory-limit is 0, expected a size above 0" in done.stderr
+    assert list(tmp_path.iterdir()) == []

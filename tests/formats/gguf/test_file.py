@@ -133,6 +133,25 @@ def test_the_header_is_what_is_written_by_hand(tmp_path):
     assert build_header(kvs, infos) == (head, offsets)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("string", ["a", "", "\u00e9\u4e2d"]),
+        ("bool", [True, False]),
+        *((kind, [0, 1, 127]) for kind in ("uint8", "int8", "uint16", "int16", "uint32")),
+        *((kind, [-(2**31), 2**31 - 1]) for kind in ("int32", "int64")),
+        ("uint64", [2**64 - 1]),
+        *((kind, [-1.5, 0.1]) for kind in ("float32", "float64")),
+    ],
+)
+def test_an_array_has_the_bytes_that_the_package_gives_it(kind, values):
+    types = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType[kind.upper()]
+    package = gguf.GGUFWriter(None, arch="")
+    theirs = package._pack_val(values, types[0], add_vtype=True, sub_type=types[1])
+    head, _ = build_header([Kv("x", f"array[{kind}]", values)], [])
+    assert head[33 : 33 + len(theirs)] == theirs  # magic, version, counts; the key and its length
+
+
 def test_kinds_have_the_numbers_of_ggmls_package():
     assert {kind.name.lower(): int(kind) for kind in gguf.GGUFValueType} == {
         kind: number for number, kind in enumerate(KINDS)

@@ -1,11 +1,11 @@
-"""An empty word is a variable that is not set: refused, it never means the current folder."""
+"""Words that would mean something else are refused: empty ones, and a file named as a folder."""
 
 from __future__ import annotations
 
 import pytest
 
-from qwen35_convert.empty_words import check_words
 from qwen35_convert.errors import RecipeError
+from qwen35_convert.odd_words import check_words
 from tests.qwen35_convert.command import called
 
 EMPTY = (
@@ -20,6 +20,9 @@ FULL = (
     ["run", "a", "--prompt", "--seed="],
     ["run", "a", "--prompt="],
     ["convert", "a", "-o", "b", "--set", "only="],
+    ["convert", "a.gguf/", "-o", "b/"],
+    ["convert", "a", "-o", "b.gguf"],
+    ["run", "a", "--prompt", "-ob.gguf/"],
     [],
 )
 
@@ -32,7 +35,7 @@ def test_an_empty_word_is_refused(words, message):
 
 
 @pytest.mark.parametrize("words", FULL)
-def test_a_prompt_may_be_empty(words):
+def test_other_words_may_be_anything(words):
     check_words(words)
 
 
@@ -40,3 +43,12 @@ def test_the_command_exits_with_2(nano):
     done = called("verify", nano, "--against", "")
     assert done.returncode == 2
     assert "--against is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["-o", "b.gguf/"], ["--out", "b.gguf//"], ["--out=b.gguf/"], ["-ob.gguf/"]]
+)
+def test_a_gguf_file_is_not_named_as_a_folder(words):
+    with pytest.raises(RecipeError, match=r"^-o is a folder, .*b\.gguf/") as refusal:
+        check_words(["convert", "a", *words])
+    assert refusal.value.exit_code == 2
