@@ -168,7 +168,7 @@ def _rule_kernel(
     keys, columns = i < tl.where(source >= 0, DK, 0), j < tl.where(source >= 0, DV, 0)
     inside = keys[:, None] & columns[None, :]
     state_at = pool + (h * DK + i[:, None]) * DV + j[None, :]
-    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0).to(tl.float32)
+    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0)
     history = conv_pool + source * conv_row
     q_c = h // (V // H) * DK + i
     k_c = q_c + H * DK
@@ -191,14 +191,12 @@ def _rule_kernel(
     k_s = convolved(k_s + numbers(x + k_c, keys, qkv_row, EACH), k_w, k_old, o, EACH, K)
     v_s = convolved(v_s + numbers(x + v_c, columns, qkv_row, EACH), v_w, v_old, o, EACH, K)
     for token in tl.static_range(EACH):
-        q_k = q_s[token] * tl.rsqrt(tl.sum(q_s[token] * q_s[token], 0) + eps) * scale
-        k_k = k_s[token] * tl.rsqrt(tl.sum(k_s[token] * k_s[token], 0) + eps)
         g, beta = gates(a_s[token], b_s[token], A_h, bias_h, b)
-        o_v, S_kv = advance(S_kv, q_k, k_k, v_s[token], tl.exp(g), beta)
+        heads = q_s[token], k_s[token], v_s[token]
+        o_v, S_kv = advance(S_kv, *heads, tl.exp(g), beta, scale, eps)
         tl.store(o_at + token * V * DV, o_v.to(o.dtype.element_ty), mask=j < DV)
-        kept = S_kv.to(pool.dtype.element_ty)
-        tl.store(state_at + tl.load(slots + t + token).to(tl.int64) * pool_row, kept, mask=inside)
-        S_kv = kept.to(tl.float32)
+        S_kv = S_kv.to(pool.dtype.element_ty)
+        tl.store(state_at + tl.load(slots + t + token).to(tl.int64) * pool_row, S_kv, mask=inside)
 
 
 @jit
