@@ -32,8 +32,10 @@ BEFORE = {
     "attention.write._kernel": "start_next wk wq",
     "delta_rule.conv1d_step._step_kernel": "pool slots start_next weight",
     "delta_rule.step._step_kernel": "A_log dt_bias pool slots start_next",
-    "delta_rule.within._norm_kernel": "sources start_next weight",
-    "delta_rule.within._rule_kernel": ("A_log conv_pool dt_bias filters pool sources start_next"),
+    "delta_rule.within._norm_kernel": "slots sources start_next weight",
+    "delta_rule.within._rule_kernel": (
+        "A_log conv_pool dt_bias filters pool slots sources start_next"
+    ),
     "linear.few._few_kernel": "scale start_next weight weight2",
     "linear.few_gated._gated_kernel": "gate_up scale start_next",
     "linear.packed_rows._finish_kernel": "start_next",
