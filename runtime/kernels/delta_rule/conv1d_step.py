@@ -75,12 +75,24 @@ def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Ten
 
 
 @jit
-def numbers(at, inside, step, COUNT: tl.constexpr):
-    """Return a tuple of what lies at `at` and `step` apart from there on, in float32."""
+def loaded(at, inside, step, COUNT: tl.constexpr):
+    """Return a tuple of what lies at `at` and `step` apart from there on, 0 if not inside."""
     found = ()
     for j in tl.static_range(COUNT):
-        found += (tl.load(at + j * step, mask=inside, other=0.0).to(tl.float32),)  # type: ignore[assignment]
+        found += (tl.load(at + j * step, mask=inside, other=0),)  # type: ignore[assignment]
     return found
+
+
+@jit
+def widened(values):
+    """Return a tuple in float32.
+
+    Values that are widened where they are loaded are waited for there, before the next load.
+    """
+    numbers = ()
+    for j in tl.static_range(len(values)):
+        numbers += (values[j].to(tl.float32),)  # type: ignore[assignment]
+    return numbers
 
 
 @jit
@@ -98,8 +110,8 @@ def taps_before(weight, history, c, inside, K: tl.constexpr):
 
     history  where that of channel 0 lies
     """
-    weights = numbers(weight + c * K, inside, 1, K)
-    inputs = numbers(history + c * (K - 1), inside, 1, K - 1)
+    weights = widened(loaded(weight + c * K, inside, 1, K))
+    inputs = widened(loaded(history + c * (K - 1), inside, 1, K - 1))
     return weights, inputs, older_taps(inputs, weights, 0, K)
 
 

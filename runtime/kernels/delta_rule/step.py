@@ -10,9 +10,10 @@ gives them. The time is that of reading and writing the states. Padding slots ar
 out. With a gate a program has a whole head, whose norm and gate it then applies to o, rounded
 first.
 
-Trap: a state is loaded while the preceding kernels still run, so these must not write it: between
+Traps: a state is loaded while the preceding kernels still run, so these must not write it: between
 two steps of one pool there must be a kernel that is not launched early, such as a model's
-embedding.
+embedding. A value that is widened where it is loaded is waited for there, before the next load: so
+all inputs are loaded first.
 
 Shape letters: B sequences, V value heads, k key size, v value size.
 """
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.delta_rule.rule import EPS
-from runtime.kernels.launch import jit, power_of_two, tl
+from runtime.kernels.launch import INTERPRET, jit, power_of_two, tl
 from runtime.kernels.norm.gated import gated_norm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -94,7 +95,8 @@ def _shape(states: int, dtype: torch.dtype, *, whole: bool) -> tuple[int, int]:
     whole  it takes all columns of a head, so many at a time
 
     Microseconds on an H200, head size 128, replayed in a CUDA graph with a cold L2 cache. An empty
-    graph takes 4, and copying what 3072 states move 96 (float32) or 48 (bfloat16).
+    graph takes 4, and copying what 3072 states move 96 (float32) or 48 (bfloat16). Measured before
+    all inputs were loaded first, which takes 3072 float32 states to 104.
 
         states  dtype       16, 1   32, 1   32, 2   64, 2   64, 4
             48  float32       7.2     7.9     7.7     8.3     8.0
@@ -128,12 +130,50 @@ def _add_both(x, y, z, w):
 
 
 @jit
-def advance(S_kv, q_k, k_k, v_v, decay, beta):
-    """Return (o, the state after) of some columns."""
-    retrieved, read = tl.reduce((S_kv * k_k[:, None], S_kv * q_k[:, None]), 0, _add_both)
-    d_v = (v_v - retrieved * decay) * beta
-    o_v = read * decay + tl.sum(k_k * q_k, 0) * d_v
-    return o_v, S_kv * decay + k_k[:, None] * d_v[None, :]
+def _add_three(x, y, z, u, v, w):
+    return x + u, y + v, z + w
+
+
+@jit
+def _numbers(x, AGAIN: tl.constexpr):
+    """Return a state in float32; AGAIN in other instructions, so that it is not kept meanwhile.
+
+    A state in bfloat16 takes half the registers, and twice as many programs are resident.
+    """
+    if INTERPRET or x.dtype != tl.bfloat16:
+        x = x.to(tl.float32)
+    elif AGAIN:
+        moves: tl.constexpr = "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;"
+        x = tl.inline_asm_elementwise(moves, "=r,=r,r", [x], tl.float32, is_pure=True, pack=2)
+    else:
+        shifts: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        x = tl.inline_asm_elementwise(shifts, "=r,=r,r", [x], tl.float32, is_pure=True, pack=2)
+    return x
+
+
+@jit
+def advance(S_kv, q_k, k_k, v_v, decay, beta, scale, eps):
+    """Return (o, the state after) of some columns; q and k are not normalised yet.
+
+    S_kv  float32 or bfloat16; all else float32
+    """
+    qq, kk, kq = tl.reduce((q_k * q_k, k_k * k_k, k_k * q_k), 0, _add_three)
+    q_unit, k_unit = tl.rsqrt(qq + eps) * scale, tl.rsqrt(kk + eps)
+    S = _numbers(S_kv, AGAIN=False)
+    retrieved, read = tl.reduce((S * k_k[:, None], S * q_k[:, None]), 0, _add_both)
+    d_v = (v_v - retrieved * (k_unit * decay)) * beta
+    o_v = read * (q_unit * decay) + (kq * k_unit * q_unit) * d_v
+    return o_v, _numbers(S_kv, AGAIN=True) * decay + k_k[:, None] * (d_v * k_unit)[None, :]
+
+
+@jit
+def _values(at, j, DV: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr):
+    """Return a tuple of the values of each tile, not widened."""
+    values = ()
+    for tile in tl.static_range(TILES):
+        v_v = tl.load(at + tile * BV, mask=j + tile * BV < DV, other=0.0)
+        values += (v_v,)  # type: ignore[assignment]
+    return values
 
 
 @jit
@@ -177,7 +217,7 @@ def _step_kernel(
     o_at = o + (n * V + h) * DV + j
     state_at = pool + slot * pool_row + (h * DK + i[:, None]) * DV + j[None, :]
     known = (i < tl.where(slot >= 0, DK, 0))[:, None]
-    S_kv = tl.load(state_at, mask=known & (j < DV)[None, :], other=0.0).to(tl.float32)
+    S_kv = tl.load(state_at, mask=known & (j < DV)[None, :], other=0.0)
     A_h, bias_h = tl.load(A_log + h), tl.load(dt_bias + h)
     wait_for_inputs()
     if slot < 0:
@@ -187,21 +227,22 @@ def _step_kernel(
             )
         return
 
+    # none is widened before all are asked for
     key = (h // REPEAT) * DK + i
-    q_k = tl.load(q + n * q_row + key, mask=i < DK, other=0.0).to(tl.float32)
-    k_k = tl.load(k + n * k_row + key, mask=i < DK, other=0.0).to(tl.float32)
-    q_k = q_k * tl.rsqrt(tl.sum(q_k * q_k, 0) + eps) * scale
-    k_k = k_k * tl.rsqrt(tl.sum(k_k * k_k, 0) + eps)
-    g, beta = gates(tl.load(a + n * a_row + h), tl.load(b + n * b_row + h), A_h, bias_h, b)
+    q_k = tl.load(q + n * q_row + key, mask=i < DK, other=0.0)
+    k_k = tl.load(k + n * k_row + key, mask=i < DK, other=0.0)
+    a_h, b_h = tl.load(a + n * a_row + h), tl.load(b + n * b_row + h)
+    values = _values(v + n * v_row + h * DV + j, j, DV, BV, TILES)
+    q_k, k_k = q_k.to(tl.float32), k_k.to(tl.float32)
+    g, beta = gates(a_h, b_h, A_h, bias_h, b)
     decay = tl.exp(g)
     outputs, squares = (), 0.0
     for tile in tl.static_range(TILES):
-        inside = j + tile * BV < DV
-        at, held = state_at + tile * BV, known & inside[None, :]
+        at, held = state_at + tile * BV, known & (j + tile * BV < DV)[None, :]
         if tile > 0:
-            S_kv = tl.load(at, mask=held, other=0.0).to(tl.float32)
-        v_v = tl.load(v + n * v_row + h * DV + j + tile * BV, mask=inside, other=0.0)
-        o_v, S_kv = advance(S_kv, q_k, k_k, v_v.to(tl.float32), decay, beta)
+            S_kv = tl.load(at, mask=held, other=0.0)
+        v_v = values[tile].to(tl.float32)
+        o_v, S_kv = advance(S_kv, q_k, k_k, v_v, decay, beta, scale, eps)
         tl.store(at, S_kv.to(pool.dtype.element_ty), mask=held)
         o_v = o_v.to(o.dtype.element_ty).to(tl.float32)
         outputs += (o_v,)  # type: ignore[assignment]

@@ -22,9 +22,10 @@ import torch
 from runtime.kernels.delta_rule.conv1d_step import (
     convolved,
     history_after,
-    numbers,
+    loaded,
     store_history,
     taps_before,
+    widened,
 )
 from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.delta_rule.step import advance, gates
@@ -168,7 +169,7 @@ def _rule_kernel(
     keys, columns = i < tl.where(source >= 0, DK, 0), j < tl.where(source >= 0, DV, 0)
     inside = keys[:, None] & columns[None, :]
     state_at = pool + (h * DK + i[:, None]) * DV + j[None, :]
-    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0).to(tl.float32)
+    S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0)
     history = conv_pool + source * conv_row
     q_c = h // (V // H) * DK + i
     k_c = q_c + H * DK
@@ -177,28 +178,29 @@ def _rule_kernel(
     k_w, k_s, k_old = taps_before(filters, history, k_c, keys, K)
     v_w, v_s, v_old = taps_before(filters, history, v_c, columns, K)
     A_h, bias_h = tl.load(A_log + h), tl.load(dt_bias + h)
+    t = n * EACH
+    targets = loaded(slots + t, source >= 0, 1, EACH)
     wait_for_inputs()
     if source < 0:
         for token in tl.static_range(EACH):
             tl.store(o_at + token * V * DV, tl.zeros((BV,), o.dtype.element_ty), mask=j < DV)
         return
 
-    t = n * EACH
     x = qkv + t * qkv_row
-    a_s = numbers(a + t * a_row + h, source >= 0, a_row, EACH)
-    b_s = numbers(b + t * b_row + h, source >= 0, b_row, EACH)
-    q_s = convolved(q_s + numbers(x + q_c, keys, qkv_row, EACH), q_w, q_old, o, EACH, K)
-    k_s = convolved(k_s + numbers(x + k_c, keys, qkv_row, EACH), k_w, k_old, o, EACH, K)
-    v_s = convolved(v_s + numbers(x + v_c, columns, qkv_row, EACH), v_w, v_old, o, EACH, K)
+    q_x, k_x = loaded(x + q_c, keys, qkv_row, EACH), loaded(x + k_c, keys, qkv_row, EACH)
+    v_x = loaded(x + v_c, columns, qkv_row, EACH)
+    a_s = loaded(a + t * a_row + h, source >= 0, a_row, EACH)
+    b_s = loaded(b + t * b_row + h, source >= 0, b_row, EACH)
+    q_s = convolved(q_s + widened(q_x), q_w, q_old, o, EACH, K)
+    k_s = convolved(k_s + widened(k_x), k_w, k_old, o, EACH, K)
+    v_s = convolved(v_s + widened(v_x), v_w, v_old, o, EACH, K)
     for token in tl.static_range(EACH):
-        q_k = q_s[token] * tl.rsqrt(tl.sum(q_s[token] * q_s[token], 0) + eps) * scale
-        k_k = k_s[token] * tl.rsqrt(tl.sum(k_s[token] * k_s[token], 0) + eps)
         g, beta = gates(a_s[token], b_s[token], A_h, bias_h, b)
-        o_v, S_kv = advance(S_kv, q_k, k_k, v_s[token], tl.exp(g), beta)
+        heads = q_s[token], k_s[token], v_s[token]
+        o_v, S_kv = advance(S_kv, *heads, tl.exp(g), beta, scale, eps)
         tl.store(o_at + token * V * DV, o_v.to(o.dtype.element_ty), mask=j < DV)
-        kept = S_kv.to(pool.dtype.element_ty)
-        tl.store(state_at + tl.load(slots + t + token).to(tl.int64) * pool_row, kept, mask=inside)
-        S_kv = kept.to(tl.float32)
+        S_kv = S_kv.to(pool.dtype.element_ty)
+        tl.store(state_at + targets[token].to(tl.int64) * pool_row, S_kv, mask=inside)
 
 
 @jit
@@ -234,7 +236,9 @@ def _norm_kernel(
     inside = j < tl.where(h < V, DV, 0)
     w_v = tl.load(weight + j, mask=inside, other=0.0).to(tl.float32)
     c = h * BV + j
-    known = c < tl.where((source >= 0) & (n % EACH == 0), C, 0)
+    first = (source >= 0) & (n % EACH == 0)
+    known = c < tl.where(first, C, 0)
+    targets = loaded(slots + n, first, 1, EACH)
     wait_for_inputs()
     o_v = tl.load(o + (n * V + h) * DV + j, mask=inside, other=0.0).to(tl.float32)
     z_v = tl.load(z + n * z_row + h * DV + j, mask=inside, other=0.0).to(tl.float32)
@@ -246,5 +250,5 @@ def _norm_kernel(
     for token in tl.static_range(EACH):
         kept += (history_after(x, qkv_row, history, known, token, K, BJ),)  # type: ignore[assignment]
     for token in tl.static_range(EACH):
-        slot = tl.load(slots + n + token, mask=n % EACH == 0, other=0).to(tl.int64)
-        store_history(kept[token], conv_pool + slot * conv_row + c * (K - 1), known, K)
+        slot_at = conv_pool + targets[token].to(tl.int64) * conv_row
+        store_history(kept[token], slot_at + c * (K - 1), known, K)

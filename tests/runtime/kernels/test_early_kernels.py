@@ -39,10 +39,12 @@ BEFORE = {
     "delta_rule.solve._gates_kernel": "start_next",
     "delta_rule.solve._solve_kernel": "start_next",
     "delta_rule.step._step_kernel": "A_log dt_bias pool slots start_next",
-    "delta_rule.within._norm_kernel": "sources start_next weight",
-    "delta_rule.within._rule_kernel": ("A_log conv_pool dt_bias filters pool sources start_next"),
-    "encode.rows._quantize_rows_kernel": "start_next",
+    "delta_rule.within._norm_kernel": "slots sources start_next weight",
+    "delta_rule.within._rule_kernel": (
+        "A_log conv_pool dt_bias filters pool slots sources start_next"
+    ),
     "draft.settle._settle_kernel": "start_next",
+    "encode.rows._quantize_rows_kernel": "start_next",
     "linear.few._few_kernel": "scale start_next weight weight2",
     "linear.few_gated._gated_kernel": "gate_up scale start_next",
     "linear.mlp._silu_mul_kernel": "start_next",
