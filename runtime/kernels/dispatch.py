@@ -70,7 +70,7 @@ DECODED_TOKENS = 64
 A_FEW_TOKENS = 4
 PROMPT_TOKENS = 4096
 MANY_TOKENS = 256
-WIDEST_KEPT = 1024  # a block's inner activations, of which two thirds of the chip are full
+WIDEST_KEPT = 1024  # a block's inner activations take half of a multiprocessor's memory
 FEW_STATES = 256
 FEW_KEY_HEADS = 64
 HOPPER = (9, 0)
@@ -296,7 +296,7 @@ EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
     Row("moe.w8a8.w8a8_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES, unless(ROLES, MANY)),
         "codes all the way: 514 for 844, 2048 tokens"),
     Row("moe.roles.roles_pairs", (GPU, MORE, QUANTISED, TILES_OF_CODES, ROLES, MANY),
-        "warps take turns: H200, 512 tokens 217 for 291, 8192 tokens 627 for 745"),
+        "warps take turns: H200, 512 tokens 234 for 297, 8192 tokens 646 for 762"),
 ))  # fmt: skip
 
 ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (

@@ -1,6 +1,7 @@
 """Experts for many tokens with activations in FP8 too, scales for 128 columns or 128 x 128 weights.
 
-Chosen for: `EXPERTS` of more than 16 tokens, quantised, with block scales and whole groups of 128.
+Chosen for: `EXPERTS` of more than 16 tokens, quantised, with block scales and whole groups of 128,
+but for those of roles.
 
     inner[p] = quantised(silu(gate) * up) of codes(x[t]) and expert e_p
     y[t] = sum_j w_j * down_e_j(inner)
