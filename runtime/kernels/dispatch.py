@@ -165,7 +165,7 @@ PRODUCT = Operation("x W^T", Product, (
     Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
         "W decoded once, then cuBLAS"),
     Row("linear.few.few_linear", SEVERAL,
-        "columns split within a program: H200, 8 rows, 9B gate and up 51 for 56 of cuBLAS"),
+        "x is the tensor cores' narrow side: H200, 8 rows, 9B gate and up 52 for 56 of cuBLAS"),
     Row("linear.product.float_linear", (GPU, MORE, IN_FLOAT), "cuBLAS"),
     Row("linear.product.tiled_linear", (GPU, MORE, IN_FP8, unless(QUANTISED), unless(DECODED)),
         "decodes as it reads: 106 for 16 rows of FP8 34816 x 5120"),

@@ -35,7 +35,7 @@ BEFORE = {
     "delta_rule.within._norm_kernel": "sources start_next weight",
     "delta_rule.within._rule_kernel": ("A_log conv_pool dt_bias filters pool sources start_next"),
     "linear.few._few_kernel": "scale start_next weight weight2",
-    "linear.few_gated._gated_kernel": "gate_up scale start_next",
+    "linear.few_gated._gated_kernel": "gate_up start_next",
     "linear.packed_rows._finish_kernel": "start_next",
     "linear.packed_rows._parts_kernel": "start_next words",
     "linear.packed_tiles._spread_kernel": "start_next",
