@@ -196,7 +196,7 @@ PRODUCT = Operation("x W^T", Product, (
     Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
         "W decoded once, then cuBLAS"),
     Row("linear.few.few_linear", (*SEVERAL, unless(IN_REGISTERS)),
-        "columns split within a program: H200, 8 rows, 9B gate and up 51 for 56 of cuBLAS"),
+        "x is the tensor cores' narrow side: H200, 8 rows, 9B gate and up 52 for 56 of cuBLAS"),
     Row("linear.rows.rows_linear", MANY_FLOAT,
         "more on its way at once: H200, 64 rows with the norm, 0.8B rule 8 for 12 of cuBLAS"),
     Row("linear.product.float_linear", (GPU, MORE, IN_FLOAT, unless(*MANY_FLOAT)), "cuBLAS"),

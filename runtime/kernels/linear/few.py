@@ -21,7 +21,9 @@ import torch
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.few_tile import (
     ROWS_OF_X,
+    SHORT_ROWS,
     check_rows,
+    columns_of,
     short_tile_of,
     store_rows,
     tile_of,
@@ -42,8 +44,7 @@ _PROGRAMS = 480
 _MOST_PARTS = 8
 # a program for each multiprocessor, at least, where columns are not split
 _FEWEST_PROGRAMS = 128
-_FEWEST_ROWS = 16  # of a tile
-_NO_TILE = {"STEP2": 1, "EVEN2": 1}
+_NO_TILE = {"STEP2": 1, "BLOCK_K2": 1, "EVEN2": 1}
 
 
 def few_linear(x_MK: Tensor, weight: Weight) -> Tensor:
@@ -76,9 +77,8 @@ def few_parts(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
         return product_reference(x_MK, weight)
     stored, (m, k) = Stored.of(weight), x_MK.shape
     n, tile = stored.values.shape[0], tile_of(stored)
-    step = tile["SLICES"] * tile["BLOCK_K"]
     wanted = min(-(-_PROGRAMS // -(-n // tile["BLOCK_N"])), _MOST_PARTS)
-    part = -(-k // (wanted * step)) * step
+    part = -(-k // (wanted * tile["STEP"])) * tile["STEP"]
     sums_PMN = x_MK.new_empty((-(-k // part), m, n), dtype=torch.float32)
     _launch(x_MK, [stored], (sums_PMN,), tile, part)
     return Parts(sums_PMN)
@@ -94,13 +94,12 @@ def _launch(
     """Fill the outputs, [M, N] or [P, M, N] with `part` columns in each part."""
     (first, *more), k = weights, check_rows(x_MK, *weights)
     second, of_second = NO_PRODUCT, _NO_TILE
-    step, n = tile["SLICES"] * tile["BLOCK_K"], outputs[0].shape[-1]
+    n = outputs[0].shape[-1]
     programs = -(-n // tile["BLOCK_N"])
     if more:
-        width = tile_of(more[0])["BLOCK_K"]
-        programs += -(-outputs[1].shape[-1] // _FEWEST_ROWS)
+        programs += -(-outputs[1].shape[-1] // SHORT_ROWS)
         second = more[0].to_product(outputs[1])
-        of_second = {"STEP2": width, "EVEN2": int(k % (tile["SLICES"] * width) == 0)}
+        of_second = _second_columns(more[0], first, tile)
     _few_kernel[(programs, -(-k // part))](
         x_MK,
         x_MK.shape[0],
@@ -116,12 +115,24 @@ def _launch(
         EDGE=first.edge,
         EDGE2=more[0].edge if more else 0,
         BLOCK_M=ROWS_OF_X,
-        EVEN=int(k % step == 0),
-        ROWS2=_FEWEST_ROWS,
+        EVEN=int(k % tile["STEP"] == 0),
+        ROWS2=SHORT_ROWS,
         **tile,
         **of_second,
         **early(),
     )
+
+
+def _second_columns(second: Stored, first: Stored, tile: dict[str, int]) -> dict[str, int]:
+    """Return the columns of the second weight's tile.
+
+    As many of a step as in the first one's, if that is whole; else as many bytes of a slice.
+    """
+    columns, slices = tile["STEP"] // tile["SLICES"], tile["SLICES"]
+    like = second if slices == 1 else first
+    own = columns_of(second, columns * like.values.element_size(), slices)
+    even = second.values.shape[1] % own["STEP"] == 0
+    return {"STEP2": own["STEP"], "BLOCK_K2": own["BLOCK_K"], "EVEN2": int(even)}
 
 
 @jit
@@ -147,12 +158,15 @@ def _few_kernel(
     EDGE2: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
+    ASKED: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS2: tl.constexpr,
     STEP2: tl.constexpr,
+    BLOCK_K2: tl.constexpr,
     EVEN2: tl.constexpr,
 ):
     """Take a tile of the second weight, whose programs come first, or one of the first weight."""
@@ -177,9 +191,11 @@ def _few_kernel(
             EDGE,
             BLOCK_N,
             BLOCK_M,
+            STEP,
             BLOCK_K,
             SLICES,
             STAGES,
+            ASKED,
             EVEN,
         )
         store_rows(y + tl.program_id(1).to(tl.int64) * M * N, sums, n, M, N)
@@ -201,8 +217,10 @@ def _few_kernel(
             ROWS2,
             BLOCK_M,
             STEP2,
+            BLOCK_K2,
             SLICES,
             STAGES,
+            ASKED,
             EVEN2,
         )
         store_rows(y2, sums2, n2, M, N2)

@@ -1,19 +1,8 @@
-"""What a program of a product with a few rows computes; see few.
+"""A tile of a product with a few rows: what a program of few and few_gated computes.
 
 Chosen for: within `PRODUCT`, `PRODUCTS`, `UPDATE` and `GATED` of 2 to 8 rows; never alone.
 
-    total[s, n, m] += scale(n, k) * sum_k w[n, k] * x[m, k]        k in the slice s of a step
-
-The weights are the left operand of the tensor cores, whose right one may have as few as 8 columns:
-the rows of x. Each warp has a slice of a step's columns and all rows of the tile; the slices are
-added once, at the end. Steps of weights are copied into shared memory ahead of their use, the first
-of them while the preceding kernels still run.
-
-Traps: the wait for x is in the loop, in its first iteration: if it came before the loop, the
-compiler would start the copies after it. x must not be copied ahead, for then it would be read
-before the wait: a load under a condition is not, even one that always holds. Wait and load have to
-be under that one condition: the compiler moves a wait of its own to the end of the iteration. Codes
-and scales have to be multiplied in float32: their product, rounded to bfloat16, is another weight.
+A tile is whole or sliced: see few_sums. Sliced are those of small weights, whose steps are few.
 
 Shape letters: M rows of x, N outputs, K inputs.
 """
@@ -22,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.kernels.launch import jit, operand, tl
-from runtime.kernels.overlap import wait_for_inputs
+from runtime.kernels.launch import jit, tl
+from runtime.kernels.linear.few_sums import sliced_sums, whole_sums
+from runtime.kernels.linear.weight import BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,32 +21,52 @@ if TYPE_CHECKING:
     from runtime.kernels.linear.weight import Stored
 
 ROWS_OF_X = 8
-_BYTES = 128  # of a row of the weight in a slice: a line
-_SLICES = 4
-_LITTLE = 64 << 20
-# Measured on an H200, 8 rows. 9B gate and up 51.0 us, 57 with 4 stages, 60 with 16 rows, 53 to 68
-# with others; below 64 MiB 4 stages are as fast or faster: 0.8B down 3.7, 4.1 with 3. FP8: 27B gate
-# and up 59, 63 with 16 rows, 71 with 64 rows and half as wide.
-_FP8, _FLOAT, _FLOAT_LITTLE = {"STAGES": 3}, {"STAGES": 3}, {"STAGES": 4}
+# Measured on an H200, 8 rows, 4 layers as a graph, microseconds. 35B-A3B in FP8: 449 with sliced
+# tiles, 410 with whole ones; 27B's products without gate and up: 273, 247. 9B: 625, 575; 585 if
+# three steps are asked for, 606 with 5 stages. 0.8B, sliced: 160, 176 with half the columns; 168
+# whole. Whole tiles have two warps, and few stages, so that all programs are on the GPU at once.
 _ROWS = 32
-_SHORT = 16, 16  # slices, rows: the whole tile is on its way at once
+_FP8, _FLOAT = {"STAGES": 5, "ASKED": 2}, {"STAGES": 4, "ASKED": 0}
+_LITTLE = 32 << 20
+_SLICED = {"SLICES": 4, "BLOCK_N": _ROWS, "num_warps": 4, "STAGES": 3, "ASKED": 0}
+# of a weight of few rows, whose columns are not split: the whole tile is on its way at once
+SHORT_ROWS = 16
+_SHORT = {"SLICES": 16, "BLOCK_N": SHORT_ROWS, "num_warps": 16, "STAGES": 3, "ASKED": 0}
+# of a row of the weight in a step: of a whole tile, of a slice
+_FP8_BYTES, _FLOAT_BYTES = 256, 512
+_SLICE_BYTES, _SHORT_SLICE_BYTES = 256, 128
 
 
-def tile_of(weight: Stored, slices: int = _SLICES, rows: int = _ROWS) -> dict[str, int]:
-    """Return launch options for a weight [N, K], of which a tile has so many rows."""
-    values = weight.values
-    little = _FLOAT_LITTLE if values.nbytes < _LITTLE else _FLOAT
-    return (_FP8 if weight.is_fp8 else little) | {
-        "BLOCK_N": rows,
-        "BLOCK_K": _BYTES // values.element_size(),
-        "SLICES": slices,
-        "num_warps": slices,
-    }
+def tile_of(weight: Stored, fp8_rows: int = _ROWS) -> dict[str, int]:
+    """Return launch options for a weight [N, K] of many rows.
+
+    fp8_rows  of a tile of an FP8 weight
+    """
+    if weight.is_fp8:
+        return _FP8 | _whole(fp8_rows) | columns_of(weight, _FP8_BYTES, 1)
+    if weight.values.nbytes < _LITTLE:
+        return _SLICED | columns_of(weight, _SLICE_BYTES, _SLICED["SLICES"])
+    return _FLOAT | _whole(_ROWS) | columns_of(weight, _FLOAT_BYTES, 1)
+
+
+def _whole(rows: int) -> dict[str, int]:
+    """Return launch options for a tile of which each warp has 16 rows."""
+    return {"SLICES": 1, "BLOCK_N": rows, "num_warps": rows // 16}
 
 
 def short_tile_of(weight: Stored) -> dict[str, int]:
     """Return launch options for a weight of few rows, whose columns are not split."""
-    return tile_of(weight, *_SHORT)
+    return _SHORT | columns_of(weight, _SHORT_SLICE_BYTES, _SHORT["SLICES"])
+
+
+def columns_of(weight: Stored, row_bytes: int, slices: int) -> dict[str, int]:
+    """Return the columns of a step, and those of a slice or of an FP8 block that are multiplied.
+
+    row_bytes  what a row of a slice has in a step
+    """
+    columns = row_bytes // weight.values.element_size()
+    block = min(columns, BLOCK) if weight.is_fp8 else columns
+    return {"STEP": (columns if slices == 1 else block * slices), "BLOCK_K": block}
 
 
 def check_rows(x_MK: Tensor, *weights: Stored) -> int:
@@ -84,47 +94,59 @@ def tile_sums(
     EDGE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
+    ASKED: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """Return the products [BLOCK_N, BLOCK_M] of the rows n of the weight with those of x.
+    """Wait, and return the products [BLOCK_N, BLOCK_M] of rows n of the weight with those of x.
 
     first, last  the columns: `first` begins a block of scales
     EVEN         the columns come in whole steps
     """
-    s, m = tl.arange(0, SLICES), tl.arange(0, BLOCK_M)
-    k = (s * BLOCK_K)[:, None] + tl.arange(0, BLOCK_K)[None, :]
-    w_rows = weight + n.to(tl.int64)[None, :, None] * K + k[:, None, :]
-    x_rows = x + (m * x_row)[None, None, :] + k[:, :, None]
-    total = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
-    for start in tl.range(first, last, SLICES * BLOCK_K, num_stages=STAGES):
-        used = (m < M)[None, None, :]
-        if EVEN:
-            w = tl.load(w_rows + start, eviction_policy="evict_first")
-        else:
-            left = k < last - start
-            used = used & left[:, :, None]
-            inside = left[:, None, :] & (n >= 0)[None, :, None]
-            w = tl.load(w_rows + start, mask=inside, other=0.0, eviction_policy="evict_first")
-        x_sKM = tl.zeros((SLICES, BLOCK_K, BLOCK_M), x.dtype.element_ty)
-        if start < K:
-            if start == first:
-                wait_for_inputs()
-            x_sKM = tl.load(x_rows + start, mask=used, other=0.0)
-        # through float32: from E4M3 to bfloat16 a GPU goes by way of float16, a quarter as fast
-        w = operand(w.to(tl.float32).to(x_sKM.dtype))
-        if EDGE > 1:
-            block = start + s * BLOCK_K
-            at = scale + (n // EDGE * scale_row)[None, :] + (block // 128 * scale_col)[:, None]
-            s_sN = tl.load(at, mask=(block < last)[:, None], other=0.0).to(tl.float32)
-            total += tl.dot(w, operand(x_sKM), input_precision="ieee") * s_sN[:, :, None]
-        else:
-            total = tl.dot(w, operand(x_sKM), total, input_precision="ieee")
-    sums = tl.sum(total, 0)
+    w_rows = weight + n.to(tl.int64) * K
+    x_rows, used = x + tl.arange(0, BLOCK_M) * x_row, tl.arange(0, BLOCK_M) < M
+    s_rows = scale + n // max(EDGE, 1) * scale_row
+    if SLICES == 1:
+        sums = whole_sums(
+            x_rows,
+            used,
+            w_rows,
+            s_rows,
+            first,
+            last,
+            scale_col,
+            EDGE,
+            BLOCK_N,
+            BLOCK_M,
+            STEP,
+            BLOCK_K,
+            STAGES,
+            ASKED,
+            EVEN,
+        )
+    else:
+        sums = sliced_sums(
+            x_rows,
+            used,
+            w_rows,
+            s_rows,
+            K,
+            first,
+            last,
+            scale_col,
+            EDGE,
+            BLOCK_N,
+            BLOCK_M,
+            BLOCK_K,
+            SLICES,
+            STAGES,
+            EVEN,
+        )
     if EDGE == 1:
-        sums *= tl.load(scale + n).to(tl.float32)[:, None]
+        sums *= tl.load(s_rows).to(tl.float32)[:, None]
     return sums
 
 

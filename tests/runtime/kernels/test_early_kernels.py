@@ -46,7 +46,7 @@ BEFORE = {
     "draft.settle._settle_kernel": "start_next",
     "encode.rows._quantize_rows_kernel": "start_next",
     "linear.few._few_kernel": "scale start_next weight weight2",
-    "linear.few_gated._gated_kernel": "gate_up scale start_next",
+    "linear.few_gated._gated_kernel": "gate_up start_next",
     "linear.mlp._silu_mul_kernel": "start_next",
     "linear.mlp._silu_mul_quantised_kernel": "start_next",
     "linear.packed_rows._finish_kernel": "start_next",
