@@ -62,6 +62,12 @@ MOE_ONLY = (
 )
 
 
+def sections(head_dim: Any) -> list[int]:
+    """Return three parts of the frequencies of a quarter of a head; of any if it has no width."""
+    pairs = head_dim // 8 if isinstance(head_dim, int) else 4
+    return [pairs - pairs // 3 * 2, pairs // 3, pairs // 3]
+
+
 def text_config(*, moe: bool = False, sizes: str = "blocky", **changes: Any) -> dict[str, Any]:
     """Return a flat text config."""
     gone = ("intermediate_size",) if moe else MOE_ONLY
@@ -84,7 +90,7 @@ def text_config(*, moe: bool = False, sizes: str = "blocky", **changes: Any) -> 
             "rope_theta": 10000000,
             "partial_rotary_factor": 0.25,
             "mrope_interleaved": True,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": sections(changes.get("head_dim", SIZES[sizes]["head_dim"])),
         },
     }
     return text | changes

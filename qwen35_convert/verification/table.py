@@ -191,8 +191,8 @@ CHECKS = (
     Check("config", "structure", "fields and keys that engines obey and that differ from those of "
           "the source", _config, needs=("source",), lacks=("expected",)),
     Check("beside", "structure", "a vision file whose keys or tensors contradict each other, or "
-          "differ from the source's; without a source, side files that no engine loads", _beside,
-          lacks=("expected",)),
+          "differ from the source's; without a source, side files that no engine loads, and fields "
+          "of config.json that disagree", _beside, lacks=("expected",)),
     Check("coverage", "structure", "tensors that only one side has", _coverage,
           needs=("source",)),
     Check("claims", "structure", "files, dropped tensors or a verdict in the receipt that differ "

@@ -1,6 +1,8 @@
-"""Side files and fields of an artifact that no engine loads, where there is no source to compare.
+"""What an engine does not load or misreads, where there is no source to compare with.
 
-They are held to what a source must be to be converted.
+Side files are held to what a source must be to be converted. Classes with vision read
+mrope_section, whose sizes vLLM asserts to come to half of the rotated width. mlx-lm and older
+llama.cpp read full_attention_interval instead of layer_types.
 """
 
 from __future__ import annotations
@@ -9,14 +11,44 @@ from collections.abc import Iterator
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.family.config import Config
+from formats.family.config_fields import interval_types
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.side_files import check_sides
 
+CONFIG = "config.json"
+INTERVAL = "full_attention_interval"
+
 
 def unloadable(artifact: Checkpoint) -> Iterator[Failure]:
-    """Yield the first of them, if any."""
+    """Yield the first side file, if any, and fields of config.json that disagree."""
+    yield from _sides(artifact)
+    yield from _sections(artifact.config)
+    yield from _interval(artifact.config)
+
+
+def _sides(artifact: Checkpoint) -> Iterator[Failure]:
     try:
         check_sides(artifact)
     except FormatError as error:
         name, *rest = error.without_fix().split(" ", 1)
         yield Failure(name.removesuffix(":"), " ".join(rest))
+
+
+def _sections(config: Config) -> Iterator[Failure]:
+    stated, half = config.rope.sections, int(config.sizes["HD"] * config.rope.partial) // 2
+    if config.vision and any(stated) and sum(stated) != half:
+        what = f"mrope_section is {list(stated)}, together {sum(stated)}, expected {half}"
+        yield Failure(CONFIG, f"{what}, half of what is rotated of a head")
+
+
+def _interval(config: Config) -> Iterator[Failure]:
+    """Name an interval that means other layers; where none means them, any may stand there."""
+    types, stated = config.layer_types, config.text.get(INTERVAL)
+    meant = (i for i in range(1, len(types) + 1) if interval_types(i, len(types)) == types)
+    expected = next(meant, None)
+    if expected is None or stated is None:
+        return
+    known = type(stated) is int and stated > 0
+    if not known or interval_types(stated, len(types)) != types:
+        yield Failure(CONFIG, f"{INTERVAL} is {stated!r:.80}, expected {expected}: see layer_types")

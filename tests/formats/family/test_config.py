@@ -180,7 +180,7 @@ def test_wrong_layer_types_are_refused(changes, message):
 
 def test_rope_is_read_from_its_block():
     rope = read_config(text_config()).rope
-    assert (rope.theta, rope.partial, rope.sections) == (1e7, 0.25, (2, 1, 1))
+    assert (rope.theta, rope.partial, rope.sections) == (1e7, 0.25, (6, 5, 5))
 
 
 def test_rope_beside_the_other_fields_is_read_too():

@@ -251,7 +251,7 @@ def test_gguf_s_order_of_heads_in_a_folder_is_told(tmp_path):
 def test_a_config_that_computes_otherwise_is_named_before_the_tensors(plain, tmp_path):
     def lie(config):
         config["rms_norm_eps"] = 1e-5
-        config["rope_parameters"] |= {"rope_theta": 10000, "mrope_section": [1, 1, 2]}
+        config["rope_parameters"] |= {"rope_theta": 10000, "mrope_section": [5, 5, 6]}
 
     source, good = plain
     out = shutil.copytree(good, tmp_path / "out")
@@ -259,8 +259,8 @@ def test_a_config_that_computes_otherwise_is_named_before_the_tensors(plain, tmp
     edit_config(out, lie)
     assert failures(source, out) == [
         "config.json rope_parameters.rope_theta is 10000.0, expected 10000000.0",
-        "config.json rope_parameters.mrope_section[0] is 1, expected 2",
-        "config.json rope_parameters.mrope_section[2] is 2, expected 1",
+        "config.json rope_parameters.mrope_section[0] is 5, expected 6",
+        "config.json rope_parameters.mrope_section[2] is 6, expected 5",
         "config.json rms_norm_eps is 1e-05, expected 1e-06",
         f"{QKV} is the source with its sign flipped",
     ]

@@ -46,5 +46,55 @@ def test_it_is_named(tmp_path, folder, name, changes):
     assert only.startswith(f"{name} {'is not a' if name == TOKENIZER else next(iter(changes))}")
 
 
+def changed(folder, out, **fields):
+    """Return a copy whose text config has other fields; those of rope_parameters go there."""
+    shutil.copytree(folder, out)
+    config = json.loads((out / "config.json").read_bytes())
+    text, rope = config["text_config"], config["text_config"]["rope_parameters"]
+    for key, value in fields.items():
+        (rope if key in rope else text)[key] = value
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"mrope_section": [11, 11, 11]},
+            "mrope_section is [11, 11, 11], together 33, expected 32, half of what is rotated of a "
+            "head",
+        ),
+        (
+            {"partial_rotary_factor": 0.5},
+            "mrope_section is [11, 11, 10], together 32, expected 64, half of what is rotated of a "
+            "head",
+        ),
+        (
+            {"full_attention_interval": 2},
+            "full_attention_interval is 2, expected 4: see layer_types",
+        ),
+        (
+            {"full_attention_interval": "4"},
+            "full_attention_interval is '4', expected 4: see layer_types",
+        ),
+    ],
+)
+def test_fields_that_disagree_are_named(tmp_path, folder, fields, said):
+    assert failures(changed(folder, tmp_path / "out", **fields)) == [f"config.json {said}"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mrope_section": None},
+        {"mrope_section": [0, 0, 0]},
+        {"full_attention_interval": None},
+    ],
+)
+def test_fields_that_mean_nothing_are_not(tmp_path, folder, fields):
+    assert failures(changed(folder, tmp_path / "out", **fields)) == []
+
+
 def test_a_right_folder_has_none(folder):
     assert failures(folder) == []
