@@ -137,7 +137,11 @@ def on_gpu(w):
 @pytest.mark.parametrize("stored", ["plain", *CODED])
 @pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (64, 5120, 2048), (50, 257, 17408)])
 def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
-    """2^-9 of rounding at most for each step; sums in float32, of FP8 in about 14 bits."""
+    """2^-9 of rounding at most for each step.
+
+    The tensor cores cut a sum to float32 once for 16 products, that of 128 codes to 14 bits, whose
+    largest product may be 16 times as large as most.
+    """
     x, w, second = normal(m, k).bfloat16(), weight(2 * n, k, stored), weight(18, k, "plain")
     codes, coded = (None, x) if stored == "plain" else codes_of(x, stored)
     given, (w_gpu, second_gpu) = x.cuda(), (on_gpu(w), on_gpu(second))
@@ -149,7 +153,8 @@ def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
     assert distance(got[0].cpu(), product) < 2**-9
     assert distance(got[1].cpu(), exact(x, second.bfloat16())) < 2**-9
     parts = rows_parts(given, w_gpu) if codes is None else coded_parts(codes, w_gpu, given)
-    assert distance(parts.sums.sum(0).cpu(), product) < (FLOAT32 if codes is None else 2**-12)
+    bound = max(FLOAT32, k / 16 * 2**-23) if codes is None else 2**-10
+    assert distance(parts.sums.sum(0).cpu(), product) < bound
     if codes is None:
         gate, up = product.chunk(2, -1)
         expected = torch.nn.functional.silu(gate) * up
