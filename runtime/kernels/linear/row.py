@@ -1,6 +1,6 @@
 """A row, or a few, times a stored weight: what decoding a sequence, or its drafts, consists of.
 
-Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 to 4 short ones.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 or 3 short ones.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
