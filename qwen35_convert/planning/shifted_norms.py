@@ -14,6 +14,7 @@ from statistics import median
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
+from formats.family.ops import AddOne, Float32
 from quant.stored import open_value
 
 MEDIAN, SMALLEST = 0.6, 0.3
@@ -47,9 +48,11 @@ def _of_a_layer(atom: Atom) -> bool:
 
 
 def _mean(source: Checkpoint, atom: Atom) -> float:
-    raw = None if atom.ops else source.raw(atom.stored)
-    if raw is not None and atom.dtype in WORDS:
-        return _mean_of_words(raw, atom.dtype)
+    shifts = [op.sign for op in atom.ops if isinstance(op, AddOne)]
+    light = all(isinstance(op, AddOne | Float32) for op in atom.ops)
+    raw = source.raw(atom.stored) if light and atom.dtype in WORDS else None
+    if raw is not None:
+        return _mean_of_words(raw, atom.dtype) + sum(shifts)
     value = open_value(source, atom)
     mean = float(value.all().float().mean())
     value.release(0, value.shape[0])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import qwen35_convert as q
 from qwen35_convert.recipe.files import bundled_recipes
 from tests.checkpoints import moe
 
@@ -33,6 +34,12 @@ def light(source: Path, names: list[str]) -> None:
 
 def test_every_recipe_is_planned_without_torch(nano):
     light(nano, bundled_recipes())
+
+
+def test_so_is_a_gguf_file(nano, tmp_path):
+    options = q.RunOptions(verify=False)
+    q.convert(nano, tmp_path / "in.gguf", "gguf-q8_0", options)
+    light(tmp_path / "in.gguf", ["gguf-q8_0", "gguf-q4_k_m", "bf16-split", "fp8-block"])
 
 
 def test_so_are_experts(tmp_path):
