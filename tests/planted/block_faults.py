@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from tests.planted.code_faults import UP, Blocks
 from tests.planted.edit import Tensors
-from tests.planted.fault import FORGED, Fault, in_bases
+from tests.planted.fault import FORGED, Fault, Where, in_bases
 from tests.planted.tensor_fault import tensor_fault
 
 Change = Callable[[Blocks], object]
@@ -41,13 +42,26 @@ OF_A_GRID = frozenset({
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for kind, where in GGML.items():
-        for name, change in _changes(kind).items():
-            plant = partial(_blocks, kind=kind, change=change)
-            yield tensor_fault("blocks", f"{kind.lower()}-{name}", plant, where)
-        for name, change in _right_changes(kind).items():
-            plant = partial(_blocks, kind=kind, change=change)
-            fault = f"{kind.lower()}-{name}"
-            yield tensor_fault("blocks", fault, plant, where, receipts=(FORGED,))
+        plant = partial(_blocks, kind=kind)
+        yield from of_type("blocks", kind, plant, where, _changes(kind))
+        yield from of_type("blocks", kind, plant, where, _right_changes(kind), receipts=(FORGED,))
+
+
+def of_type(
+    kind: str,
+    type_: str,
+    plant: Callable[..., str],
+    where: Where,
+    changes: Mapping[str, Change],
+    **options: Any,
+) -> Iterator[Fault]:
+    """Yield the faults that changes of a type's blocks are.
+
+    plant  makes a `change` and returns the tensor's name
+    """
+    for name, change in changes.items():
+        fault = f"{type_.lower()}-{name}"
+        yield tensor_fault(kind, fault, partial(plant, change=change), where, **options)
 
 
 def _blocks(tensors: Tensors, kind: str, change: Change) -> str:

@@ -11,12 +11,12 @@ from functools import partial
 import numpy as np
 
 from quant.ggml import codec
-from tests.planted.block_faults import Change, bits, half
+from tests.planted.block_faults import Change, bits, half, of_type
 from tests.planted.code_faults import UP, Blocks
 from tests.planted.edit import Tensors
 from tests.planted.fault import FORGED, Fault, in_outputs
-from tests.planted.tensor_fault import tensor_fault
 
+GROUP = "codes by gptq"
 KINDS = {
     "Q2_K": "q2_k-gptq",
     "Q4_K": "q4_k_m-gptq",
@@ -30,14 +30,9 @@ CODES = {"Q2_K": 20, "Q4_K": 20, "IQ2_XXS": 3, "IQ3_XXS": 5}
 def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for kind, output in KINDS.items():
-        where = in_outputs(output)
-        for name, change in _of_all(kind).items():
-            plant = partial(_blocks, kind=kind, change=change)
-            yield tensor_fault("codes by gptq", f"{kind.lower()}-{name}", plant, where)
-        for name, change in _of_one(kind).items():
-            plant = partial(_blocks, kind=kind, change=change)
-            fault = f"{kind.lower()}-{name}"
-            yield tensor_fault("codes by gptq", fault, plant, where, receipts=(FORGED,))
+        where, plant = in_outputs(output), partial(_blocks, kind=kind)
+        yield from of_type(GROUP, kind, plant, where, _of_all(kind))
+        yield from of_type(GROUP, kind, plant, where, _of_one(kind), receipts=(FORGED,))
 
 
 def _blocks(tensors: Tensors, kind: str, change: Change) -> str:
