@@ -113,6 +113,7 @@ def runner(nano_path, tmp_path_factory) -> Runner:
     return machine
 
 
+@pytest.mark.all
 def test_every_step_of_the_workflow_succeeds_and_its_results_are_kept(runner):
     assert runner.kept["results"] == ["convert.xml", "verify.xml"]
     assert {"config.json", "model.safetensors", "qwen35-receipt.json"} <= {*runner.kept["model"]}
@@ -122,12 +123,14 @@ def test_every_step_of_the_workflow_succeeds_and_its_results_are_kept(runner):
         assert int(root.get("tests")) > 5
 
 
+@pytest.mark.all
 def test_the_installed_command_is_the_one_that_ran(runner):
     where = runner.shell("python -c 'import qwen35_convert; print(qwen35_convert.__file__)'")
     assert where.stdout.startswith(str(runner.folder / "site"))
     assert runner.shell("command -v qwen35").stdout.startswith(str(runner.folder / "site"))
 
 
+@pytest.mark.all
 def test_the_receipt_holds_the_resolved_recipe(runner):
     receipt = json.loads((runner.workspace / "out/model/qwen35-receipt.json").read_text())
     recipe = runner.workspace / ENVIRONMENT["RECIPE"]

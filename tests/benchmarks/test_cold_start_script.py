@@ -6,7 +6,10 @@ import importlib
 import json
 import os
 
+import pytest
 
+
+@pytest.mark.all
 def test_what_each_process_had_done_and_when_is_in_a_line(nano, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     script, results = importlib.import_module("benchmarks.cold_start"), tmp_path / "results.jsonl"

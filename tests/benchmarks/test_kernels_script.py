@@ -20,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.all
 def test_kernels_are_checked_and_timed_and_nothing_is_recorded():
     pytest.importorskip("triton")
     results = ROOT / "benchmarks" / "results" / "kernels.jsonl"

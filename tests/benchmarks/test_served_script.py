@@ -71,6 +71,7 @@ def port():
         return server.getsockname()[1]
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("path")
 def test_each_line_is_run_as_it_is_shown(script, nano, tmp_path, port):
     results, folder = tmp_path / "results.jsonl", tmp_path / "it's here"

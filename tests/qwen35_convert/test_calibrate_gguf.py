@@ -65,6 +65,7 @@ def test_workers_change_no_byte(made, source, tmp_path):
     assert (tmp_path / "out.gguf").read_bytes() == made.read_bytes()
 
 
+@pytest.mark.all
 def test_a_killed_conversion_goes_on_at_its_layer(made, source, tmp_path, monkeypatch):
     with killed_at("layers.1", monkeypatch):
         convert(source, tmp_path / "out.gguf", verify=False)

@@ -179,6 +179,7 @@ def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkey
         list(run_vllm(checkpoint, [replace(point, batch=9)], Sweep()))
 
 
+@pytest.mark.all
 def test_an_engine_that_never_ends_is_ended(nano, tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text("import time\ntime.sleep(1000)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))

@@ -107,6 +107,7 @@ def test_folders_have_schemes_by_fused_group(tmp_path, experts, text):
             assert forms["fp8-block"]["kl"] < forms["int4"]["kl"]
 
 
+@pytest.mark.all
 def test_types_that_need_an_importance_need_the_recipes_imatrix(tmp_path, nano_path, text):
     question = q.Question(str(text), 1, ("iq2_s", "q4_0", "q8_0"))
     without = q.sensitivity(nano_path, tmp_path / "a.json", question=question)

@@ -154,7 +154,8 @@ def convert_within(limit: str, source: Path, out: Path) -> tuple[int, int, str]:
 
 @pytest.mark.xdist_group("memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
-@pytest.mark.parametrize("kind", ["dense", pytest.param("moe", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_calibration_keeps_the_limit_or_the_least_that_it_asks_for(tmp_path, kind):
     source = NANO
     if kind == "moe":

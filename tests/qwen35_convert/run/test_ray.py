@@ -141,6 +141,7 @@ def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
     assert files_of(tmp_path / "one" / "m.gguf") == files_of(tmp_path / "cluster" / "m.gguf")
 
 
+@pytest.mark.all
 def test_an_adapter_is_merged_on_the_nodes(tmp_path, nano, one_node):
     module = "model.language_model.layers.2.mlp.down_proj"
     weight = load_file(nano / NANO_FILE)[f"{module}.weight"]
@@ -153,6 +154,7 @@ def test_an_adapter_is_merged_on_the_nodes(tmp_path, nano, one_node):
     assert files_of(tmp_path / "threads") == files_of(tmp_path / "ray")
 
 
+@pytest.mark.all
 def test_an_error_in_an_item_comes_back_as_what_it_is(tmp_path, one_node):
     config = hub_config()
     weights = make_weights(config)
@@ -208,6 +210,7 @@ def test_a_node_that_cannot_work_says_why(tmp_path, changes, kind, said):
     assert type(pickle.loads(pickle.dumps(error))) is kind
 
 
+@pytest.mark.all
 def test_what_a_node_refuses_leaves_the_work_that_is_done(tmp_path, one_node, monkeypatch):
     mark = FolderSink.mark
     monkeypatch.setattr(FolderSink, "mark", lambda self, _: mark(self, "another"))
