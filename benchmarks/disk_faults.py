@@ -98,9 +98,8 @@ def reads(scene: Scene, count: int) -> Iterator[Trial]:
             yield lambda form=form, n=n, source=source: _one_fault(
                 scene, scene.job(form), lambda: fail_reads(source, n), (INPUT, DONE)
             )
-        rows = len(
-            api.plan(source, read_recipe(output.recipe, output.settings), out=output.out).items
-        )
+        recipe, out = read_recipe(output.recipe, output.settings), source.parent / output.out
+        rows = len(api.plan(source, recipe, out=out.with_name(f"planned-{out.name}")).items)
         for n in sorted(scene.random.sample(range(rows), min(count, rows))):
             for kind in _in_turn(HARMS, turn, count):
                 yield lambda form=form, n=n, kind=kind: _harmed(scene, form, n, kind)
