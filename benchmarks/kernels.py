@@ -44,6 +44,7 @@ from benchmarks.cases.setting import MODELS, Case
 from benchmarks.cases.verdict import verdict
 from benchmarks.convert import commit
 from benchmarks.lines import append
+from runtime.capture import captured
 from runtime.kernels.launch import interpreting
 
 RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"
@@ -158,10 +159,8 @@ def timed(call: Callable[[], Any], device: str) -> dict[str, Any]:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            call()
+        graph, _ = captured(call)
     except RuntimeError:
         return {"ms": eager(call), "timed": "eager"}
     return {"ms": eager(graph.replay), "timed": "graph"}

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.capture import captured
 from runtime.kernels.ahead import compiled_together
 from runtime.model import Model, hidden_states, logits
 from runtime.state import Batch, Room, Span, State
@@ -87,9 +88,7 @@ def _timed(call: Callable[[], Tensor], model: Model, repeat: int, lock: Path | N
         with alone(lock):
             return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, _ = captured(call)
     for _ in range(min(repeat - 1, 1)):
         graph.replay()
     torch.cuda.synchronize()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.capture import captured
 from runtime.model import Model, hidden_states, logits
 from runtime.serve.sample import Sampler
 from runtime.state import PADDING, Batch, Pools, Span
@@ -33,9 +34,7 @@ class Recorded:
         if record:
             function()
             torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.result = function()
+            self.graph, self.result = captured(function)
 
     def __call__(self) -> Tensor:
         """Return the result; the next call may overwrite it."""
