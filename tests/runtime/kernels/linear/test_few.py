@@ -104,7 +104,7 @@ def test_a_small_weight_is_left_whole_where_its_columns_are_few(monkeypatch, int
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (8, 5120, 2048), (4, 500, 17408), (8, 97, 999)])
 def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
-    """2^-9 of rounding at most for each step; sums in float32."""
+    """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most. Sums are in float32."""
     ws = [weight(2 * n, k, stored, seed=1), weight(18, k, "plain", seed=5)]
     x = normal(m, k).bfloat16()
     ws = [w if isinstance(w, Fp8Weight) else w.bfloat16() for w in ws]
@@ -114,8 +114,8 @@ def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
     ]
     products = [exact(x, w) for w in ws]
     for got, wanted in zip(few_products(x.cuda(), *on_gpu), products, strict=True):
-        assert distance(got.cpu(), wanted) < 2**-9
+        assert distance(got.cpu(), wanted) < 2**-8
     assert distance(few_parts(x.cuda(), on_gpu[0]).sums.sum(0).cpu(), products[0]) < FLOAT32
     gate, up = products[0].chunk(2, -1)
     got = few_gated(x.cuda(), on_gpu[0]).cpu()
-    assert distance(got, torch.nn.functional.silu(gate) * up) < 4 * 2**-9
+    assert distance(got, torch.nn.functional.silu(gate) * up) < 2**-7

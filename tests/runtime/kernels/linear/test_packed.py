@@ -117,7 +117,7 @@ def test_rows_are_multiplied_in_tiles_as_in_the_reference(form, k, interpreter):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("n", "k"), [(2048, 5120), (1100, 1040), (528, 17408), (512, 512)])
 def test_a_gpu_rounds_once(form, n, k):
-    """Half a step of bfloat16 is 2^-9: the relative RMS of one rounding is below."""
+    """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most."""
     fits(form, k)
     weight, exact = stored(form, n, k, device="cuda")
     assert torch.equal(unpacked(weight, torch.bfloat16).cpu(), exact.bfloat16())
@@ -125,7 +125,7 @@ def test_a_gpu_rounds_once(form, n, k):
         x = normal(rows, k).bfloat16()
         expected = x.double() @ exact.double().T
         for multiply in (packed_row, packed_linear)[rows > 1 :]:
-            assert distance(multiply(x.cuda(), weight).cpu(), expected) < 2**-9
+            assert distance(multiply(x.cuda(), weight).cpu(), expected) < 2**-8
     gate, up = (normal(1, k).bfloat16().double() @ exact.double().T).chunk(2, -1)
     got = packed_gated(normal(1, k).bfloat16().cuda(), weight)
     assert distance(got.cpu(), silu(gate) * up) < 0.01

@@ -137,7 +137,7 @@ def on_gpu(w):
 @pytest.mark.parametrize("stored", ["plain", *CODED])
 @pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (64, 5120, 2048), (50, 257, 17408)])
 def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
-    """2^-9 of rounding at most for each step.
+    """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most.
 
     The tensor cores cut a sum to float32 once for 16 products, that of 128 codes to 14 bits, whose
     largest product may be 16 times as large as most.
@@ -150,12 +150,12 @@ def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
         w = w.bfloat16()
     got = rows_products(given, w_gpu, second_gpu, codes=codes)
     product = exact(coded, w)
-    assert distance(got[0].cpu(), product) < 2**-9
-    assert distance(got[1].cpu(), exact(x, second.bfloat16())) < 2**-9
+    assert distance(got[0].cpu(), product) < 2**-8
+    assert distance(got[1].cpu(), exact(x, second.bfloat16())) < 2**-8
     parts = rows_parts(given, w_gpu) if codes is None else coded_parts(codes, w_gpu, given)
     bound = max(FLOAT32, k / 16 * 2**-23) if codes is None else 2**-10
     assert distance(parts.sums.sum(0).cpu(), product) < bound
     if codes is None:
         gate, up = product.chunk(2, -1)
         expected = torch.nn.functional.silu(gate) * up
-        assert distance(rows_gated(given, w_gpu).cpu(), expected) < 4 * 2**-9
+        assert distance(rows_gated(given, w_gpu).cpu(), expected) < 2**-7
