@@ -1,6 +1,6 @@
 """A row, or a few, times a stored weight: what decoding a sequence, or its drafts, consists of.
 
-Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 or 3 short ones.
+Chosen for: `PRODUCT`, `ROW_ADDED` and `ROW_PRODUCTS` of one row on a GPU, of 2 short ones.
 
     y[n] = sum_k x[k] * w[n, k]                         summed in float32, rounded once
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype
@@ -71,7 +71,7 @@ _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
 _NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
 # Registers of a thread, by rows: with 64 a multiprocessor has four such programs at once, and all
 # programs of 0.8B's largest products are there before x is.
-MOST_REGISTERS = {2: {"maxnreg": 64}, 3: {"maxnreg": 80}, 4: {"maxnreg": 80}}
+MOST_REGISTERS = {2: {"maxnreg": 64}}
 
 
 def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
 """Gate and up of a row, or a few, in one kernel: the first half of a feed-forward.
 
-Chosen for: `GATED` of one row on a GPU, of 2 or 3 short ones.
+Chosen for: `GATED` of one row on a GPU, of 2 short ones.
 
     y = silu(x W_gate) * (x W_up)               each of the four steps rounded to x's dtype
     norm       x is first replaced by its zero-centred RMSNorm, rounded to its dtype

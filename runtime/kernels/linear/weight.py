@@ -134,7 +134,7 @@ def check_row(x_1K: Tensor, *weights: Stored) -> int:
 
 
 def check_few(x_MK: Tensor, *weights: Stored) -> tuple[int, int]:
-    """Return the number of rows, at most 3, and of columns."""
+    """Return the number of rows, at most 2, and of columns."""
     rows, k = x_MK.shape
     assert 1 <= rows <= A_FEW_ROWS, f"these kernels are for {A_FEW_ROWS} rows or fewer"
     assert x_MK.is_contiguous(), "rows must be contiguous"

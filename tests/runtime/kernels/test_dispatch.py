@@ -137,7 +137,7 @@ CASES = {
 
 
 def in_registers(case):
-    few = case.rows <= 3 and case.k <= 1024 and case.form == FLOAT
+    few = case.rows <= 2 and case.k <= 1024 and case.form == FLOAT
     return case.gpu and (case.rows == 1 or few)
 
 
@@ -472,8 +472,8 @@ def test_a_weight_says_how_it_is_stored():
     [
         (1, "float", row_linear),
         (1, "block", row_linear),
-        (3, "float", row_linear),
-        (4, "float", few_linear),
+        (2, "float", row_linear),
+        (3, "float", few_linear),
         (2, "block", few_linear),
         (8, "channel", few_linear),
         (9, "float", float_linear),

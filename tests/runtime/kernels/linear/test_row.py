@@ -52,7 +52,7 @@ def test_a_row_is_normed_within_the_product(n, k, stored, interpreter):
 
 @pytest.mark.parametrize(
     ("rows", "n", "k", "stored"),
-    [(2, 140, 70, "block"), (3, 9, 2100, "plain"), (3, 9, 70, "plain"), (3, 9, 70, "channel")],
+    [(2, 140, 70, "block"), (2, 9, 2100, "plain"), (2, 9, 70, "plain"), (2, 9, 70, "channel")],
 )
 def test_a_few_rows_are_what_each_of_them_is(rows, n, k, stored, interpreter):
     """Added, normed for two weights, normed and gated."""
@@ -131,6 +131,6 @@ def test_without_a_norm_the_row_is_taken_as_it_is(interpreter):
     assert distance(norm_row_linear(x, norm, EPS, w)[0], row_linear(x, w)) > 0.5
 
 
-def test_more_rows_than_three_are_refused(interpreter):
-    with pytest.raises(AssertionError, match="for 3 rows or fewer"):
-        row_linear(normal(4, 40), normal(8, 40))
+def test_more_rows_than_two_are_refused(interpreter):
+    with pytest.raises(AssertionError, match="for 2 rows or fewer"):
+        row_linear(normal(3, 40), normal(8, 40))
