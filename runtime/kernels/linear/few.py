@@ -22,14 +22,13 @@ from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.few_tile import (
     ROWS_OF_X,
     SHORT_ROWS,
-    check_rows,
     columns_of,
     short_tile_of,
     store_rows,
     tile_of,
     tile_sums,
 )
-from runtime.kernels.linear.weight import NO_PRODUCT, Stored, product_reference
+from runtime.kernels.linear.weight import NO_PRODUCT, Stored, check_rows, product_reference
 from runtime.kernels.norm.rms import Parts
 from runtime.kernels.overlap import early, start_next
 
@@ -92,7 +91,7 @@ def _launch(
     part: int,
 ) -> None:
     """Fill the outputs, [M, N] or [P, M, N] with `part` columns in each part."""
-    (first, *more), k = weights, check_rows(x_MK, *weights)
+    (first, *more), (m, k) = weights, check_rows(x_MK, ROWS_OF_X, *weights)
     second, of_second = NO_PRODUCT, _NO_TILE
     n = outputs[0].shape[-1]
     programs = -(-n // tile["BLOCK_N"])
@@ -102,7 +101,7 @@ def _launch(
         of_second = _second_columns(more[0], first, tile)
     _few_kernel[(programs, -(-k // part))](
         x_MK,
-        x_MK.shape[0],
+        m,
         k,
         x_MK.stride(0),
         part,

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, tl, use_triton
-from runtime.kernels.linear.few_tile import ROWS_OF_X, check_rows, store_rows, tile_of, tile_sums
+from runtime.kernels.linear.few_tile import ROWS_OF_X, store_rows, tile_of, tile_sums
 from runtime.kernels.linear.row_parts import silu_times
-from runtime.kernels.linear.weight import Stored, product_reference
+from runtime.kernels.linear.weight import Stored, check_rows, product_reference
 from runtime.kernels.overlap import early, start_next
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def few_gated(x_MH: Tensor, gate_up: Weight) -> Tensor:
     if not use_triton(x_MH):
         return few_gated_reference(x_MH, gate_up)
     stored = Stored.of(gate_up)
-    hidden, inner = check_rows(x_MH, stored), stored.values.shape[0] // 2
+    (m, hidden), inner = check_rows(x_MH, ROWS_OF_X, stored), stored.values.shape[0] // 2
     assert stored.values.shape[0] == 2 * inner, "gate_up must be [2F, H]"
-    y_MF = x_MH.new_empty((x_MH.shape[0], inner))
+    y_MF = x_MH.new_empty((m, inner))
     tile = tile_of(stored, _FP8_ROWS) | (_FP8 if stored.is_fp8 else {})
     _gated_kernel[(-(-2 * inner // tile["BLOCK_N"]),)](
         x_MH,
-        x_MH.shape[0],
+        m,
         hidden,
         inner,
         x_MH.stride(0),

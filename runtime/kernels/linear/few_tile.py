@@ -16,8 +16,6 @@ from runtime.kernels.linear.few_sums import sliced_sums, whole_sums
 from runtime.kernels.linear.weight import BLOCK
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runtime.kernels.linear.weight import Stored
 
 ROWS_OF_X = 8
@@ -67,15 +65,6 @@ def columns_of(weight: Stored, row_bytes: int, slices: int) -> dict[str, int]:
     columns = row_bytes // weight.values.element_size()
     block = min(columns, BLOCK) if weight.is_fp8 else columns
     return {"STEP": (columns if slices == 1 else block * slices), "BLOCK_K": block}
-
-
-def check_rows(x_MK: Tensor, *weights: Stored) -> int:
-    """Return the number of columns."""
-    (m, k), columns = x_MK.shape, x_MK.stride(1)
-    assert m <= ROWS_OF_X, f"these kernels are for up to {ROWS_OF_X} rows"
-    assert columns == 1, "rows must be contiguous"
-    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
-    return k
 
 
 @jit

@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.cases import Added, NormedRow
-from runtime.kernels.dispatch import LARGE_WEIGHT, ROW_ADDED, ROW_NORM, ROW_PRODUCTS
+from runtime.kernels.dispatch import (
+    A_FEW_ROWS,
+    LARGE_WEIGHT,
+    ROW_ADDED,
+    ROW_NORM,
+    ROW_PRODUCTS,
+)
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.row_parts import (
@@ -49,7 +55,7 @@ from runtime.kernels.linear.weight import (
     NO_PRODUCT,
     Stored,
     Weight,
-    check_few,
+    check_rows,
     form_of,
     product_reference,
     stored_bytes,
@@ -91,7 +97,7 @@ def norm_row_linear_reference(
 def row_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
     """Return x @ weight.T [M, N] in x's dtype, added to the residual if there is one.
 
-    x_MK         [M, K], M at most 4
+    x_MK         [M, K], M at most 2
     weight       [N, K] in x's dtype, or an Fp8Weight
     residual_MN  [M, N] contiguous, in x's dtype
     """
@@ -194,7 +200,8 @@ def _launch(
     kept: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     first, *more = [Stored.of(weight) for weight in weights]
-    rows, k = check_few(x_MK, first, *more)
+    rows, k = check_rows(x_MK, A_FEW_ROWS, first, *more)
+    assert x_MK.is_contiguous(), "rows must follow one another"
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     blocks = _plan(first, rows, normed=norm is not None)
     outputs = [x_MK.new_empty((rows, w.values.shape[0])) for w in (first, *more)]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.functional import silu
 
+from runtime.kernels.dispatch import A_FEW_ROWS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.row import MOST_REGISTERS, SHORT, is_normed_before, row_blocks
 from runtime.kernels.linear.row_parts import (
@@ -34,7 +35,7 @@ from runtime.kernels.linear.row_parts import (
     weight_part,
     x_rows,
 )
-from runtime.kernels.linear.weight import Stored, Weight, check_few, product_reference
+from runtime.kernels.linear.weight import Stored, Weight, check_rows, product_reference
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -59,7 +60,7 @@ def row_gated(
 ) -> Tensor:
     """Return silu(gate) * up [M, F] of [gate | up] = x gate_up^T, of norm(x) if there is a norm.
 
-    x_MH     [M, H] contiguous, M at most 4
+    x_MH     [M, H] contiguous, M at most 2
     gate_up  [2F, H], gate rows first
     norm_H   [H], stored as w: the factor is 1 + w
     """
@@ -67,7 +68,8 @@ def row_gated(
         return row_gated_reference(x_MH, gate_up, norm_H, eps)
     if norm_H is not None and is_normed_before(x_MH, gate_up):
         x_MH, norm_H = rmsnorm(x_MH, norm_H, eps), None
-    stored, (rows, hidden) = Stored.of(gate_up), check_few(x_MH)
+    stored, (rows, hidden) = Stored.of(gate_up), check_rows(x_MH, A_FEW_ROWS)
+    assert x_MH.is_contiguous(), "rows must follow one another"
     inner = stored.values.shape[0] // 2
     assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
     out_MF = x_MH.new_empty((rows, inner))

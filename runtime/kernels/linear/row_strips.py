@@ -30,7 +30,7 @@ from runtime.kernels.linear.row_parts import (
     weight_part,
     x_part,
 )
-from runtime.kernels.linear.weight import NO_PRODUCT, Stored, check_row
+from runtime.kernels.linear.weight import NO_PRODUCT, Stored, check_rows
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def strips(x_1K: Tensor, norm_K: Tensor, eps: float, *weights: Weight) -> tuple[
     The second one is small: a program has one row of it.
     """
     first, *more = stored = [Stored.of(weight) for weight in weights]
-    k = check_row(x_1K, *stored)
+    _, k = check_rows(x_1K, 1, *stored)
     outputs = tuple(x_1K.new_empty((1, w.values.shape[0])) for w in stored)
     programs, second = -(-outputs[0].shape[1] // _STRIP["ROWS"]), NO_PRODUCT
     if more:

@@ -25,11 +25,10 @@ from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.rows_tile import (
     MOST_ROWS,
     Tiles,
-    check,
     rows_sums,
     store_tile,
 )
-from runtime.kernels.linear.weight import NO_PRODUCT, Stored, product_reference
+from runtime.kernels.linear.weight import NO_PRODUCT, Stored, check_rows, product_reference
 from runtime.kernels.norm.rms import Parts
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -63,7 +62,7 @@ def rows_products(x_MK: Tensor, *weights: Weight, codes: Codes | None = None) ->
     outputs = tuple(x_MK.new_empty((m, w.values.shape[0])) for w in stored)
     beside = -(-outputs[1].shape[1] // _FEWEST_ROWS) if len(weights) > 1 else 0
     tiles = Tiles.of(outputs[0].shape[1], beside, 1)
-    _launch(x_MK, codes, stored, outputs, tiles.options(stored[0]), check(x_MK, *stored))
+    _launch(x_MK, codes, stored, outputs, tiles.options(stored[0]), x_MK.shape[1])
     return outputs
 
 
@@ -79,7 +78,7 @@ def coded_rows(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
     stored = Stored.of(weight)
     y_MN = x.scale.new_empty((x.codes.shape[0], weight.shape[0]), dtype=dtype)
     tiles = Tiles.of(y_MN.shape[1], 0, 1)
-    _launch(x.codes, x, [stored], (y_MN,), tiles.options(stored), check(x.codes, stored))
+    _launch(x.codes, x, [stored], (y_MN,), tiles.options(stored), weight.shape[1])
     return y_MN
 
 
@@ -109,7 +108,7 @@ def _launch(
     part: int,
 ) -> None:
     """Fill the outputs, [M, N] or [P, M, N] with `part` columns in each part."""
-    (first, *more), k = weights, x_MK.shape[1]
+    (first, *more), (_, k) = weights, check_rows(x_MK, MOST_ROWS, *weights)
     m, n = outputs[0].shape[-2:]
     programs = -(-n // tile["BLOCK_N"])
     second = NO_PRODUCT

@@ -20,11 +20,10 @@ from runtime.kernels.linear.row_parts import silu_times
 from runtime.kernels.linear.rows_tile import (
     MOST_ROWS,
     Tiles,
-    check,
     rows_sums,
     store_tile,
 )
-from runtime.kernels.linear.weight import Stored
+from runtime.kernels.linear.weight import Stored, check_rows
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -42,14 +41,14 @@ def rows_gated(x_MH: Tensor, gate_up: Weight) -> Tensor:
     if not use_triton(x_MH):
         return few_gated_reference(x_MH, gate_up)
     stored = Stored.of(gate_up)
-    hidden, inner = check(x_MH, stored), stored.values.shape[0] // 2
+    (m, hidden), inner = check_rows(x_MH, MOST_ROWS, stored), stored.values.shape[0] // 2
     assert stored.edge == 0, "gate_up must be in x's dtype"
     assert stored.values.shape[0] == 2 * inner, "gate_up must be [2F, H]"
-    y_MF = x_MH.new_empty((x_MH.shape[0], inner))
+    y_MF = x_MH.new_empty((m, inner))
     tile = Tiles.of(2 * inner, 0, 1).options(stored)
     _gated_kernel[(-(-2 * inner // tile["BLOCK_N"]),)](
         x_MH,
-        x_MH.shape[0],
+        m,
         hidden,
         inner,
         x_MH.stride(0),

@@ -26,8 +26,6 @@ from runtime.kernels.cases import GROUP
 from runtime.kernels.launch import jit, operand, tl
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runtime.kernels.linear.weight import Stored
 
 MOST_ROWS = 64
@@ -79,15 +77,6 @@ class Tiles(NamedTuple):
             "STAGES": _STAGES[self.rows][together - 1],
             "num_warps": 4,
         }
-
-
-def check(x_MK: Tensor, *weights: Stored) -> int:
-    """Return the number of columns."""
-    (m, k), columns = x_MK.shape, x_MK.stride(1)
-    assert m <= MOST_ROWS, f"these kernels are for up to {MOST_ROWS} rows"
-    assert columns == 1, "rows must be contiguous"
-    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
-    return k
 
 
 @jit

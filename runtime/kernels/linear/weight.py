@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
-from runtime.kernels.dispatch import A_FEW_ROWS, FEW_ROWS
+from runtime.kernels.dispatch import FEW_ROWS
 from runtime.kernels.launch import jit, tl, use_triton, widen
 from runtime.kernels.linear.cpu import times_rows
 from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
@@ -124,20 +124,11 @@ def stored_bytes(weight: Weight) -> int:
     return weight.nbytes if isinstance(weight, Tensor) else weight.words.nbytes
 
 
-def check_row(x_1K: Tensor, *weights: Stored) -> int:
-    """Return the number of columns."""
-    assert x_1K.shape[0] == 1, "these kernels are for one row"
-    assert x_1K.is_contiguous(), "the row must be contiguous"
-    k = x_1K.shape[1]
-    assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
-    return k
-
-
-def check_few(x_MK: Tensor, *weights: Stored) -> tuple[int, int]:
-    """Return the number of rows, at most 2, and of columns."""
+def check_rows(x_MK: Tensor, most: int, *weights: Stored) -> tuple[int, int]:
+    """Return the numbers of rows, at most so many, and of columns."""
     rows, k = x_MK.shape
-    assert 1 <= rows <= A_FEW_ROWS, f"these kernels are for {A_FEW_ROWS} rows or fewer"
-    assert x_MK.is_contiguous(), "rows must be contiguous"
+    assert 1 <= rows <= most, f"these kernels are for {most} rows or fewer"
+    assert x_MK.stride(1) == 1, "rows must be contiguous"
     assert all(w.values.shape[1] == k for w in weights), "as many columns as x has"
     return rows, k
 
