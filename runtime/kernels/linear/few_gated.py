@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.few_tile import ROWS_OF_X, store_rows, tile_of, tile_sums
-from runtime.kernels.linear.row_parts import silu_times
+from runtime.kernels.linear.row_parts import gate_up_rows, silu_times
 from runtime.kernels.linear.weight import Stored, check_rows, product_reference
 from runtime.kernels.overlap import early, start_next
 
@@ -95,7 +95,7 @@ def _gated_kernel(
     start_next()
     HALF: tl.constexpr = BLOCK_N // 2
     first, i = tl.program_id(0) * HALF, tl.arange(0, BLOCK_N)
-    n = i // HALF * F + tl.minimum(first + i % HALF, F - 1)
+    n = gate_up_rows(i, first, F, HALF)
     sums = tile_sums(
         x,
         M,

@@ -206,6 +206,12 @@ def rounded(x, like):
 
 
 @jit
+def gate_up_rows(i, first, F, HALF: tl.constexpr):
+    """Return the rows of [gate | up] for the numbers i in a tile: HALF of gate, as many of up."""
+    return i // HALF * F + tl.minimum(first + i % HALF, F - 1)
+
+
+@jit
 def silu_times(gate, up, like):
     """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
     gate = rounded(gate, like)

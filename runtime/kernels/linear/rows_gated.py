@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.few_gated import few_gated_reference
-from runtime.kernels.linear.row_parts import silu_times
+from runtime.kernels.linear.row_parts import gate_up_rows, silu_times
 from runtime.kernels.linear.rows_tile import (
     MOST_ROWS,
     Tiles,
@@ -81,7 +81,7 @@ def _gated_kernel(
     wait_for_inputs()
     HALF: tl.constexpr = BLOCK_N // 2
     first, i = tl.program_id(0) * HALF, tl.arange(0, BLOCK_N)
-    n = i // HALF * F + tl.minimum(first + i % HALF, F - 1)
+    n = gate_up_rows(i, first, F, HALF)
     sums = rows_sums(
         x,
         None,
