@@ -41,13 +41,14 @@ class Codes(NamedTuple):
     scale: Tensor
 
     @staticmethod
-    def room(num_rows: int, columns: int, device: torch.device) -> Codes:
-        """Return room for groups of 128, rows in sixteens: a kernel that makes the rows fills it.
+    def room(num_rows: int, columns: int, device: torch.device, multiple: int = MULTIPLE) -> Codes:
+        """Return room for groups of 128, which a kernel that makes the rows fills.
 
-        columns  a multiple of 128
+        columns   a multiple of 128
+        multiple  M is rounded up to it
         """
         assert columns % GROUP == 0, "columns must come in groups of 128"
-        height = -(-num_rows // MULTIPLE) * MULTIPLE
+        height = -(-num_rows // multiple) * multiple
         codes = torch.empty((height, columns), dtype=torch.float8_e4m3fn, device=device)
         scale_GM = torch.empty((columns // GROUP, height), dtype=torch.float32, device=device)
         return Codes(codes, scale_GM.T)

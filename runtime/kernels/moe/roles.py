@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime.kernels.encode.rows import quantize_rows
+from runtime.kernels.encode.rows import Codes, quantize_rows
 from runtime.kernels.launch import HAS_GLUON, gl
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe import roles_down, roles_gate_up
@@ -34,7 +34,6 @@ if HAS_GLUON:
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Stored
 
 
@@ -54,8 +53,7 @@ def roles_pairs(
     num_pairs, k = weights_Tk.numel(), experts_Tk.shape[1]
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, TILE)
     x, x_scale = codes or quantize_rows(x_TH, BLOCK)
-    codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
-    scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
+    inner_codes = Codes.room(num_pairs, inner, x.device, multiple=1)
     out_PH = x_TH.new_empty((num_pairs, hidden))
     programs = (_multiprocessors(x.get_device()),)
     gate_up_kernel[programs](
@@ -65,8 +63,7 @@ def roles_pairs(
         gate_up.scale,
         order_P,
         blocks_B3,
-        codes_PF,
-        scale_GP,
+        *inner_codes,
         out_PH,
         x_scale.stride(1),
         hidden,
@@ -79,8 +76,8 @@ def roles_pairs(
         **roles_gate_up.OPTIONS,
     )
     down_kernel[programs](
-        _tiles(codes_PF),
-        scale_GP,
+        _tiles(inner_codes.codes),
+        inner_codes.scale,
         _tiles(down.values.flatten(0, 1)),
         down.scale,
         order_P,

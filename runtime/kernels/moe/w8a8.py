@@ -26,9 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from runtime.kernels.encode.rows import quantize_rows, quantized
+from runtime.kernels.encode.rows import Codes, quantize_rows, quantized
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
 from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.linear.tiles import block_of_rows
@@ -40,7 +38,6 @@ from runtime.kernels.moe.w8a8_down import down_kernel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Stored
 
 # codes of a block's inner activations that stay on chip
@@ -73,8 +70,7 @@ def w8a8_pairs(
     order_P, blocks_B3 = expert_blocks(experts_Tk, num_experts, block)
     num_pairs, num_blocks, tail = weights_Tk.numel(), blocks_B3.shape[0], min(_TAIL, block)
     x, x_scale = codes or quantize_rows(x_TH, BLOCK)
-    codes_PF = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
-    scale_GP = torch.empty((inner // BLOCK, num_pairs), dtype=torch.float32, device=x.device)
+    inner_codes = Codes.room(num_pairs, inner, x.device, multiple=1)
     out_PH = x_TH.new_empty((num_pairs, hidden))
     _gate_up_kernel[(num_blocks, inner // BLOCK)](
         x,
@@ -83,8 +79,7 @@ def w8a8_pairs(
         gate_up.scale,
         order_P,
         blocks_B3,
-        codes_PF,
-        scale_GP,
+        *inner_codes,
         out_PH,
         x_scale.stride(1),
         hidden,
@@ -96,8 +91,7 @@ def w8a8_pairs(
         TAIL=tail,
     )
     down_kernel[(num_blocks,)](
-        codes_PF,
-        scale_GP,
+        *inner_codes,
         down.values,
         down.scale,
         order_P,
