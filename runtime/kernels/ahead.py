@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
-from unittest.mock import patch
 
-from runtime.kernels.launch import HAS_TRITON
+from runtime.kernels.launch import HAS_TRITON, replaced
 
 if HAS_TRITON:
     from triton.runtime import Autotuner, JITFunction
@@ -76,8 +75,7 @@ def compiled_together(threads: int | None = None) -> Iterator[None]:
     with (
         _Loading(threads or len(os.sched_getaffinity(0))) as pool,
         _Together(pool),
-        patch.object(JITFunction, "run", ask),
-        patch.object(Autotuner, "run", ask_all),
+        replaced({(JITFunction, "run"): ask, (Autotuner, "run"): ask_all}),
     ):
         yield
 
@@ -94,5 +92,5 @@ def tuned_together() -> Iterator[None]:
                 tuned.fn.run(*tuned.nargs.values(), **named, **choice.all_kwargs())
         return choices
 
-    with patch.object(Autotuner, "prune_configs", compiled):
+    with replaced({(Autotuner, "prune_configs"): compiled}):
         yield

@@ -60,6 +60,7 @@ __all__ = [
     "power_of_two",
     "ragged_block",
     "ragged_blocks",
+    "replaced",
     "tl",
     "use_triton",
     "widen",
@@ -95,6 +96,16 @@ def _made_quicker(interpreter: Any) -> Iterator[None]:
         (builder, "get_block_ty"): _remembering(builder.get_block_ty, _block),
         (block, "with_element_ty"): _remembering(block.with_element_ty, _other_block),
     }
+    with replaced(changes):
+        yield
+
+
+@contextmanager
+def replaced(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Give attributes other values while the context lasts.
+
+    changes  the value by owner and name
+    """
     with ExitStack() as stack:
         for (owner, name), value in changes.items():
             stack.callback(setattr, owner, name, getattr(owner, name))
