@@ -167,21 +167,18 @@ def quantised_linear(x_MK: Tensor, weight: Fp8Weight) -> Tensor:
     x_MK  [M, K] float, rows contiguous in themselves; one scale for each token and 128 columns
           (block weights) or for each token (channel weights)
     """
-    _check(x_MK, weight)
     if not use_triton(x_MK):
         return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
     return codes_linear(_codes_of(x_MK, weight), weight, x_MK)
 
 
 def quantised_update(x_MK: Tensor, weight: Fp8Weight) -> Tensor | Parts:
-    """Return `quantised_linear`, or parts of it where the norm after it adds them."""
-    _check(x_MK, weight)
-    if not use_triton(x_MK):
-        return linear_fp8_dynamic_reference(x_MK, weight.codes, weight.scale)
+    """Return `quantised_linear`, or parts of it where the norm after it adds them, on a GPU."""
     return codes_update(_codes_of(x_MK, weight), weight, x_MK)
 
 
 def _codes_of(x_MK: Tensor, weight: Fp8Weight) -> Codes:
+    _check(x_MK, weight)
     group = x_MK.shape[1] if weight.edge == 1 else BLOCK
     return quantize_rows(x_MK, group, MULTIPLE)
 
