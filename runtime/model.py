@@ -178,9 +178,17 @@ class Context:
     angles: tuple[Tensor, Tensor]
 
     @staticmethod
-    def of(config: Config, batch: Batch, dtype: torch.dtype) -> Context:
-        """Return the context of a batch."""
-        return Context(config, batch, angles_of(config, batch, dtype))
+    def of(
+        config: Config,
+        batch: Batch,
+        dtype: torch.dtype,
+        angles: tuple[Tensor, Tensor] | None = None,
+    ) -> Context:
+        """Return the context of a batch.
+
+        angles  those of the batch, where they are known
+        """
+        return Context(config, batch, angles or angles_of(config, batch, dtype))
 
 
 def angles_of(config: Config, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -202,7 +210,7 @@ def hidden_states(
     angles  those of the batch, where they are known
     """
     x, update = F.embedding(batch.ids, model.embed), None
-    context = Context(model.config, batch, angles or angles_of(model.config, batch, model.dtype))
+    context = Context.of(model.config, batch, model.dtype, angles)
     for layer, pool in zip(model.layers, pools, strict=True):
         x, update = decoder_layer(x, update, layer, pool, context)
     return final_norm(x, update, model.norm, model.config.eps)
@@ -227,7 +235,7 @@ def draft_states(
     assert mtp is not None, "the model has no MTP head"
     norms = mtp.norm_embedding, hidden_TH, mtp.norm_hidden
     x = linear(draft_inputs(batch.ids, model.embed, *norms, config.eps), mtp.fc)
-    context = Context(config, batch, angles or angles_of(config, batch, model.dtype))
+    context = Context.of(config, batch, model.dtype, angles)
     x, update = decoder_layer(x, None, mtp.layer, pools, context)
     return final_norm(x, update, mtp.norm, config.eps, rows_R)
 
