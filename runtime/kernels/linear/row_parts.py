@@ -22,15 +22,11 @@ def root_means(x, K, eps, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @jit
 def sums(parts, AXIS: tl.constexpr, ROWS: tl.constexpr):
-    """Return the sum of each of 1 to 4 along its last axis; warps exchange them at once."""
+    """Return the sum of one or two along their last axis; warps exchange them at once."""
     if ROWS == 1:
         totals = (tl.sum(parts[0], AXIS),)
-    elif ROWS == 2:
-        totals = tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
     else:
-        pairs = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[ROWS - 1]))
-        first, second = tl.split(tl.sum(pairs, AXIS))
-        totals = tl.split(first) + tl.split(second)
+        totals = tl.split(tl.sum(tl.join(parts[0], parts[1]), AXIS))
     return totals
 
 
