@@ -43,10 +43,10 @@ from benchmarks.models import CONFIGS, Maker, random_model
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.load import load_model
-from runtime.model import Model, Mtp
 from runtime.serve.engine import Engine, Request, Speculation
 from runtime.serve.sample import GREEDY, Sampling
 from runtime.timing import decode_time
+from runtime.weights import Model, Mtp
 
 RESULTS = Path(__file__).parent / "results" / "decode_loop.jsonl"
 PROMPT = 1000

@@ -54,9 +54,10 @@ from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
 from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.moe import layer
 from runtime.kernels.moe.routing import route_absorbed
-from runtime.model import Model, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.state import Batch, Room, Span, State
 from runtime.timing import Timing, alone, decode_time, prefill_time
+from runtime.weights import Model
 
 RESULTS = Path(__file__).parent / "results" / "hopper.jsonl"
 CONTEXT = 4096

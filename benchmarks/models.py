@@ -18,7 +18,7 @@ from formats.family.config import Config, read_config
 from runtime.kernels.linear.packed import PackedWeight, packed_int4, packed_nvfp4
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, Weight
 from runtime.kernels.moe.layer import MoeWeights
-from runtime.model import Attention, Gdn, Layer, Mlp, Model
+from runtime.weights import Attention, Gdn, Layer, Mlp, Model
 
 if TYPE_CHECKING:
     from torch import Tensor

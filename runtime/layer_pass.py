@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from formats.family.config import Config
+from runtime.context import Context
 from runtime.kernels.linear.mlp import silu_mul
 from runtime.kernels.linear.product import linear
 from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_block, router_logits
 from runtime.kernels.moe.routing import route
 from runtime.kernels.norm.rms import rmsnorm
-from runtime.model import Attention, Context, Gdn, Layer, Mlp, attention_heads, rule_heads
+from runtime.mixers import attention_heads, rule_heads
 from runtime.state import Batch, Pools, Room, Span, State
+from runtime.weights import Attention, Gdn, Layer, Mlp
 from runtime.workers import Piece, Result, Workers
 
 GROUP_TOKENS = 512

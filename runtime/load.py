@@ -34,7 +34,7 @@ from runtime.kernels.linear.weight import Fp8Weight, Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
 from runtime.load_fp8 import fp8_weight, scale_edge
 from runtime.load_packed import pack, packed_group, takes_packed
-from runtime.model import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
+from runtime.weights import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
 Change = Callable[[Value], Value]

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from runtime.capture import captured
 from runtime.kernels.ahead import compiled_together
-from runtime.model import Model, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.state import Batch, Room, Span, State
+from runtime.weights import Model
 
 LONG = 1 << 16  # tokens of all repeats of a prompt
 

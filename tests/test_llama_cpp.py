@@ -25,9 +25,10 @@ from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
-from runtime.model import Model, draft_states, hidden_states, logits
+from runtime.model import draft_states, hidden_states, logits
 from runtime.serve.engine import generate
 from runtime.state import Batch, Span
+from runtime.weights import Model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp
 from tests.llama_cpp_vision import encode_image

@@ -22,8 +22,8 @@ from qwen35_convert.versions import version
 
 if TYPE_CHECKING:
     from runtime.floors import Card
-    from runtime.model import Model
     from runtime.timing import Timing
+    from runtime.weights import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,13 @@ from runtime.errors import RequestError
 from runtime.kernels.ahead import compiled_together
 from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.kernels.launch import power_of_two
-from runtime.model import Model, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.serve.graphs import Arriving, DecodeRows, next_tokens
 from runtime.serve.request import Request, check_ids
 from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 from runtime.serve.speculation import Speculation
 from runtime.state import PADDING, Batch, Room, Span, State, send
+from runtime.weights import Model
 
 __all__ = ["Engine", "Request", "Speculation", "check_ids", "generate"]
 

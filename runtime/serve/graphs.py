@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from runtime.capture import captured
-from runtime.model import Model, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.serve.sample import Sampler
 from runtime.state import PADDING, Batch, Pools, Span
+from runtime.weights import Model
 
 
 class Recorded:

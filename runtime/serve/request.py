@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runtime.errors import RequestError
-from runtime.model import Model
 from runtime.serve.sample import GREEDY, Sampling
 from runtime.state import Span
+from runtime.weights import Model
 
 
 @dataclass(eq=False)

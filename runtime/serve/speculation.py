@@ -23,14 +23,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.context import angles_of
 from runtime.errors import RequestError
 from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.sample.likeliest import likeliest
-from runtime.model import Model, angles_of, draft_logits, draft_states, hidden_states, logits
+from runtime.model import draft_logits, draft_states, hidden_states, logits
 from runtime.serve.graphs import Arriving, Recorded
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
 from runtime.state import Batch, Room, Span, State, send
+from runtime.weights import Model
 
 
 class Speculation:

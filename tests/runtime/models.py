@@ -15,9 +15,10 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
-from runtime.model import Model, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.serve.engine import Engine, Request
 from runtime.state import Batch, Room, Span, State
+from runtime.weights import Model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
 # both kinds, and a layer after attention: state, history and cache all matter, tests stay fast

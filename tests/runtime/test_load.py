@@ -11,7 +11,7 @@ from formats.family.names import TEXT
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.linear.weight import Fp8Weight
 from runtime.load import Loader
-from runtime.model import Model
+from runtime.weights import Model
 from tests.checkpoints import (
     hub_config,
     make_weights,

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import runtime.model as model_module
 from qwen35_convert.containers.registry import open_checkpoint
+from runtime import mixers
+from runtime import model as model_module
 from runtime.kernels.attention import parts as attention_parts
 from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.encode.rows import quantize_rows
@@ -212,14 +213,16 @@ def whole_halves(qg, num_heads, head_dim):
 
 
 PATCHES = {
-    "heads tiled": {"gated_delta_prefill": tiled},
-    "query and gate as whole halves": {"split_query_gate": whole_halves},
+    "heads tiled": {(mixers, "gated_delta_prefill"): tiled},
+    "query and gate as whole halves": {(mixers, "split_query_gate"): whole_halves},
     "norms without + 1": {
-        "rmsnorm": lambda x, w, eps, *codes: rmsnorm(x, w - 1, eps, *codes),
-        "add_rmsnorm": lambda x, r, w, eps, *codes: add_rmsnorm(x, r, w - 1, eps, *codes),
+        (model_module, "rmsnorm"): lambda x, w, eps, *codes: rmsnorm(x, w - 1, eps, *codes),
+        (model_module, "add_rmsnorm"): lambda x, r, w, eps, *codes: add_rmsnorm(
+            x, r, w - 1, eps, *codes
+        ),
     },
     "delta rule's norm with + 1": {
-        "gated_rmsnorm": lambda o, z, w, eps: gated_rmsnorm(o, z, w + 1, eps)
+        (mixers, "gated_rmsnorm"): lambda o, z, w, eps: gated_rmsnorm(o, z, w + 1, eps)
     },
 }
 
@@ -227,8 +230,8 @@ PATCHES = {
 @pytest.mark.parametrize("fault", PATCHES)
 def test_a_fault_in_the_code_is_seen(tiny, monkeypatch, fault):
     _, model, ids, expected = tiny
-    for name, replacement in PATCHES[fault].items():
-        monkeypatch.setattr(model_module, name, replacement)
+    for (module, name), replacement in PATCHES[fault].items():
+        monkeypatch.setattr(module, name, replacement)
     assert distance(full(model, ids), expected) > FAULT
 
 
@@ -411,7 +414,7 @@ def test_norms_that_quantise_change_no_bit(tmp_path, monkeypatch, kind, is_moe, 
         got = full(model, ids)
         assert quantised == left
         monkeypatch.setattr(model_module, "codes_for", lambda weight, x: None)
-        monkeypatch.setattr(model_module, "takes_codes", lambda weight, x: False)
+        monkeypatch.setattr(mixers, "takes_codes", lambda weight, x: False)
         assert torch.equal(full(model, ids), got)
     assert len(quantised) > 2
 

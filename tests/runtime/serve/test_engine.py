@@ -341,7 +341,7 @@ def test_a_stop_token_may_be_any_of_a_drafted_step(trained, drafts):
 def test_a_tied_head_drafts_the_first_tokens_alone(trained, monkeypatch):
     model, ids = trained
     whole, _, before = speculated(model, ids[:100], 40, 2)
-    monkeypatch.setattr("runtime.model.DRAFTED", 200)
+    monkeypatch.setattr("runtime.weights.DRAFTED", 200)
     some, _, speculation = speculated(model, ids[:100], 40, 2)
     assert model.head is model.embed
     assert some.tokens == whole.tokens

@@ -1,0 +1,41 @@
+"""The context of a forward pass, which is made once and goes to each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from formats.family.config import Config
+from runtime.kernels.attention.rope import rope_cos_sin
+from runtime.state import Batch
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all layers of a forward pass share: the batch and its (cos, sin)."""
+
+    config: Config
+    batch: Batch
+    angles: tuple[Tensor, Tensor]
+
+    @staticmethod
+    def of(
+        config: Config,
+        batch: Batch,
+        dtype: torch.dtype,
+        angles: tuple[Tensor, Tensor] | None = None,
+    ) -> Context:
+        """Return the context of a batch.
+
+        angles  those of the batch, where they are known
+        """
+        return Context(config, batch, angles or angles_of(config, batch, dtype))
+
+
+def angles_of(config: Config, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return (cos, sin) of the rows; text has one position for each token, so plain rope."""
+    rope = config.rope
+    rotated = int(config.sizes["HD"] * rope.partial)
+    return rope_cos_sin(batch.positions, rotated, rope.theta, None, dtype, rope.scaling)
