@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.convert import commit
 from benchmarks.lines import record, rounded
-from qwen35_convert import api
+from qwen35_convert import measuring
 from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.errors import MissingError
 
@@ -28,7 +28,7 @@ FIGURES = ("what", "ms", "eager_ms", "floor_ms", "fraction_of_floor", "batch", "
 
 def measure(artifact: Path, sweep: Sweep) -> Iterator[dict[str, Any]]:
     """Yield a line for each point."""
-    bench = api.bench(artifact, sweep)
+    bench = measuring.bench(artifact, sweep)
     for point in bench.points:
         length = {"context" if point.what == "decode" else "tokens": point.tokens}
         told = {name: getattr(point, name) for name in FIGURES} | length

@@ -29,20 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from formats.errors import FormatError, Qwen35Error
     from quant.errors import QuantError
-    from qwen35_convert.api import (
-        bench,
-        compare,
-        convert,
-        download,
-        fit_recipe,
-        imatrix,
-        plan,
-        quantize,
-        run_text,
-        sensitivity,
-        upload,
-        verify,
-    )
+    from qwen35_convert.api import convert, download, plan, quantize, run_text, upload, verify
     from qwen35_convert.artifact import Conversion
     from qwen35_convert.benchmarking.bench import Bench
     from qwen35_convert.benchmarking.sweep import Sweep
@@ -57,6 +44,7 @@ if TYPE_CHECKING:
     from qwen35_convert.hub.fetch import Fetched
     from qwen35_convert.inspection.inspect import Inspection
     from qwen35_convert.inspection.source import inspect
+    from qwen35_convert.measuring import bench, compare, fit_recipe, imatrix, sensitivity
     from qwen35_convert.options import Limit, RunOptions
     from qwen35_convert.planning.plan import Plan
     from qwen35_convert.publish import Uploaded
@@ -97,8 +85,13 @@ HOMES = {  # of what is not in API
     "Sensitivity": "qwen35_convert.fit.sensitivity",
     "Sweep": "qwen35_convert.benchmarking.sweep",
     "Uploaded": "qwen35_convert.publish",
+    "bench": "qwen35_convert.measuring",
+    "compare": "qwen35_convert.measuring",
+    "fit_recipe": "qwen35_convert.measuring",
+    "imatrix": "qwen35_convert.measuring",
     "inspect": "qwen35_convert.inspection.source",
     "read_recipe": "qwen35_convert.recipe.recipe",
+    "sensitivity": "qwen35_convert.measuring",
 }
 
 __all__ = [

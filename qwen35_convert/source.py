@@ -130,6 +130,12 @@ def open_headers(source: Source, *, stream: bool = False) -> Checkpoint:
     return open_stream(repo, revision, listing=listing)[0]
 
 
+def path_of(source: Source, opened: Checkpoint, origin: Origin) -> Path:
+    """Return what a source was opened from."""
+    model = source.base if isinstance(source, Merge) else source
+    return opened.folder if origin.repo else Path(model)
+
+
 def path_here(artifact: str | Path) -> Path:
     """Return the path of an artifact. FormatError if nothing is there: names on the hub are not."""
     path = Path(artifact)

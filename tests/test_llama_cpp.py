@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForConditionalGeneration
 
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
@@ -157,7 +157,7 @@ def imatrix(tmp_path_factory) -> Callable[[Path], Path]:
     @cache
     def make(source: Path) -> Path:
         out = tmp_path_factory.mktemp("imatrix") / "imatrix.gguf"
-        api.imatrix(source, out, chunks=1)
+        measuring.imatrix(source, out, chunks=1)
         return out
 
     return make

@@ -71,7 +71,7 @@ def compare(
 
     Example: qwen35 compare ./Qwen3.5-9B --recipe fp8-block --recipe int4 --html page.html
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import measuring, report
     from qwen35_convert.comparison.folders import Folders
     from qwen35_convert.durable import check_place, save_file
     from qwen35_convert.heads import FIGURES, PAGE
@@ -82,7 +82,7 @@ def compare(
         check_place(path, head.encode())
     beside = [path.parent for path, _ in files] or [keep or Path()]
     limit = parse_limit(memory_limit)
-    comparison = api.compare(
+    comparison = measuring.compare(
         merged(source, base),
         recipe or [],
         artifacts,

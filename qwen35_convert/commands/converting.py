@@ -101,7 +101,7 @@ def convert(
 
     Example: qwen35 convert Qwen/Qwen3.5-27B -o Qwen3.5-27B-FP8 --recipe fp8-block
     """
-    from qwen35_convert import api
+    from qwen35_convert import measuring
     from qwen35_convert.durable import check_place
     from qwen35_convert.errors import RecipeError
 
@@ -128,7 +128,7 @@ def convert(
         from qwen35_convert.heads import CHOSEN
 
         check_place(save_recipe, CHOSEN.encode())
-    fitted = api.fit_recipe(model, out, goal, recipe, options, overrides=overrides)
+    fitted = measuring.fit_recipe(model, out, goal, recipe, options, overrides=overrides)
     kept = keep_fitted(fitted, save_recipe, progress=options.progress)
     _convert(model, out, kept, options, output, plan=plan)
 

@@ -50,14 +50,14 @@ def sensitivity(
 
     Example: qwen35 sensitivity ./Qwen3.5-9B --text calibration.txt -o sensitivity.json
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import measuring, report
     from qwen35_convert.errors import RecipeError
     from qwen35_convert.fit.question import Question
 
     names = tuple(word.strip() for word in (forms or "").split(",") if word.strip())
     if forms is not None and not names:
         raise RecipeError("--forms", f"is {forms!r}", "types or schemes, such as q4_k,q6_k")
-    table = api.sensitivity(
+    table = measuring.sensitivity(
         merged(source, base),
         out,
         recipe,

@@ -40,9 +40,9 @@ def imatrix(
 
     Example: qwen35 imatrix Qwen/Qwen3.5-35B-A3B --text calibration.txt -o imatrix.gguf
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import measuring, report
 
-    matrix = api.imatrix(
+    matrix = measuring.imatrix(
         merged(source, base), out, text=text, chunks=chunks, overwrite=overwrite, progress=not quiet
     )
     if json:
@@ -73,7 +73,7 @@ def bench(
 
     Example: qwen35 bench ./Qwen3.5-27B-FP8 --batch 1,8 --plot roofline.png
     """
-    from qwen35_convert import api, report
+    from qwen35_convert import measuring, report
     from qwen35_convert.benchmarking.roofline import check_plot, draw_roofline
     from qwen35_convert.benchmarking.sweep import Sweep
 
@@ -82,7 +82,7 @@ def bench(
     )
     if plot is not None:
         check_plot(plot)
-    measured = api.bench(artifact, sweep, progress=not quiet)
+    measured = measuring.bench(artifact, sweep, progress=not quiet)
     if plot is not None:
         draw_roofline(measured, plot)
     if json:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.recipe.recipe import read_recipe
 from tests.planted.models import write_model
 
@@ -275,7 +275,7 @@ class Workshop:
         """Return what matters to a model, by a short text."""
         key = f"imatrix-{seed}-{name}.gguf"
         if key not in self.made:
-            api.imatrix(self.model(name, seed), self.folder / key, chunks=1)
+            measuring.imatrix(self.model(name, seed), self.folder / key, chunks=1)
             self.made[key] = self.folder / key
         return self.made[key]
 

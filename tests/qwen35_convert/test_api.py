@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import qwen35_convert
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe.recipe import read_recipe
 
@@ -84,14 +84,19 @@ def test_every_name_is_what_it_says_also_after_all_submodules_were_imported():
     assert json.loads(in_new_process(code)) == []
 
 
+def own_functions(module):
+    public = {name for name, _ in getmembers(module, isfunction) if not name.startswith("_")}
+    return {name for name in public if getattr(module, name).__module__ == module.__name__}
+
+
 def test_what_is_named_is_what_the_api_has():
     assert qwen35_convert.__all__ == sorted(dir(qwen35_convert))
     for name in qwen35_convert.__all__:
         home = qwen35_convert.HOMES.get(name, api.__name__)
         assert getattr(qwen35_convert, name).__module__ == home
-    public = {name for name, _ in getmembers(api, isfunction) if not name.startswith("_")}
-    own = {name for name in public if getattr(api, name).__module__ == api.__name__}
-    assert own == {*qwen35_convert.__all__} - qwen35_convert.HOMES.keys()
+    assert own_functions(api) == {*qwen35_convert.__all__} - qwen35_convert.HOMES.keys()
+    homes = qwen35_convert.HOMES.items()
+    assert own_functions(measuring) == {name for name, at in homes if at == measuring.__name__}
     for name in FUNCTIONS:
         assert isfunction(getattr(qwen35_convert, name))
     with pytest.raises(AttributeError, match="no attribute 'convrt'"):

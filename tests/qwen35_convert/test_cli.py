@@ -68,6 +68,7 @@ LATE = (
     "qwen35_convert.api",
     "qwen35_convert.artifact",
     "qwen35_convert.calibration",
+    "qwen35_convert.measuring",
     "qwen35_convert.run.items",
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.benchmarking.bench import Bench
 from qwen35_convert.benchmarking.peers import keywords, run_fla, run_vllm
 from qwen35_convert.benchmarking.point import Point
@@ -88,7 +88,7 @@ def test_a_floor_is_bytes_over_bandwidth_or_operations_over_rate(tmp_path):
 
 
 def test_every_step_of_the_sweep_is_timed(tmp_path):
-    found = api.bench(dense(tmp_path / "in"), SMALL)
+    found = measuring.bench(dense(tmp_path / "in"), SMALL)
     steps = [(p.what, p.batch, p.tokens) for p in found.points]
     assert steps == [("decode", 1, 24), ("decode", 3, 24), ("prefill", 1, 20)]
     for point in found.points:
@@ -105,15 +105,15 @@ def test_a_sweep_that_cannot_be_is_refused():
         with pytest.raises(RecipeError, match="expected 1 to"):
             Sweep(**wrong)
     with pytest.raises(RecipeError, match="device is 'tpu'"):
-        api.bench(ROOT / "tests" / "data" / "nano-dense", Sweep(device="tpu"))
+        measuring.bench(ROOT / "tests" / "data" / "nano-dense", Sweep(device="tpu"))
 
 
 def test_a_peer_that_is_unknown_or_missing_is_said(nano, monkeypatch):
     with pytest.raises(RecipeError, match="expected transformers"):
-        api.bench(nano, Sweep((), (1,), 8, "cpu", peer="other"))
+        measuring.bench(nano, Sweep((), (1,), 8, "cpu", peer="other"))
     monkeypatch.setattr("qwen35_convert.benchmarking.peers.find_spec", lambda _: None)
     with pytest.raises(MissingError, match="not installed"):
-        api.bench(nano, Sweep((), (1,), 8, "cpu", peer="transformers"))
+        measuring.bench(nano, Sweep((), (1,), 8, "cpu", peer="transformers"))
 
 
 VLLM = """
@@ -219,7 +219,7 @@ def test_peers_that_need_a_gpu_are_refused_on_a_cpu(nano):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_transformers_runs_the_same_steps_beside(nano):
-    found = api.bench(nano, Sweep((16,), (2,), 12, "cpu", peer="transformers"))
+    found = measuring.bench(nano, Sweep((16,), (2,), 12, "cpu", peer="transformers"))
     assert [p.peer_ms is not None and p.peer_ms > 0 for p in found.points] == [True, True]
 
 
@@ -230,7 +230,7 @@ def test_a_package_that_transformers_lacks_for_these_weights_is_named(nano, monk
 
     monkeypatch.setattr("qwen35_convert.benchmarking.peers._transformers_ms", lacking)
     with pytest.raises(MissingError, match=r"cannot run .*`kernels` is not installed"):
-        api.bench(nano, Sweep((16,), (), 12, "cpu", peer="transformers"))
+        measuring.bench(nano, Sweep((16,), (), 12, "cpu", peer="transformers"))
 
 
 def test_the_roofline_is_drawn(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.comparison import measure
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.errors import OutputError, RecipeError
@@ -88,8 +88,8 @@ def test_the_source_runs_once_and_artifacts_stand_beside_recipes(
 ):
     api.convert(nano_path, tmp_path / "mine", "fp8-block", NO_PROOF)
     cache = tmp_path / "cache"
-    folders = api.Folders(tmp_path / "work", cache=cache)
-    found = api.compare(
+    folders = measuring.Folders(tmp_path / "work", cache=cache)
+    found = measuring.compare(
         nano_path, ["gguf-q8_0"], [tmp_path / "mine"], text=text, folders=folders, options=QUIET
     )
     assert {one.name: one.recipe for one in found.entries} == {
@@ -110,8 +110,10 @@ def test_every_file_is_hashed_once(nano_path, text, tmp_path, monkeypatch):
         return original(path, stop)
 
     monkeypatch.setattr(digests, "sha256_file", spy)
-    folders = api.Folders(tmp_path)
-    found = api.compare(nano_path, ["fp8-block", "int4"], text=text, folders=folders, options=QUIET)
+    folders = measuring.Folders(tmp_path)
+    found = measuring.compare(
+        nano_path, ["fp8-block", "int4"], text=text, folders=folders, options=QUIET
+    )
     assert found.passed
     assert len(hashed) == len(set(hashed))
     assert {path.parent for path in hashed} > {nano_path}
@@ -133,8 +135,8 @@ def test_a_limit_of_memory_refuses_at_once_or_not_at_all(
     def swept(megabytes):
         limit = Limit(megabytes * 10**6)
         options = api.RunOptions(workers=1, memory_limit=limit)
-        folders, recipes = api.Folders(tmp_path), ["int8", "bf16-split"]
-        return api.compare(nano_path, recipes, text=text, folders=folders, options=options)
+        folders, recipes = measuring.Folders(tmp_path), ["int8", "bf16-split"]
+        return measuring.compare(nano_path, recipes, text=text, folders=folders, options=options)
 
     for least in (420, 475):
         with pytest.raises(RecipeError, match=f"--memory-limit is {least} MB"):
@@ -146,15 +148,15 @@ def test_a_limit_of_memory_refuses_at_once_or_not_at_all(
 
 def test_artifacts_of_recipes_are_kept_on_request(nano_path, text, tmp_path):
     keep = tmp_path / "kept"
-    folders = api.Folders(tmp_path, keep)
+    folders = measuring.Folders(tmp_path, keep)
     recipes = ["fp8-block", "gguf-q8_0"]
-    api.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
+    measuring.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
     names = {path.name for path in keep.iterdir()}
     assert names == {"fp8-block", "gguf-q8_0.gguf", "gguf-q8_0.gguf.receipt.json"}
     receipt = json.loads((keep / "fp8-block" / "qwen35-receipt.json").read_text())
     assert receipt["verdict"]["passed"] is True
     with pytest.raises(OutputError, match="fp8-block exists"):
-        api.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
+        measuring.compare(nano_path, recipes, text=text, folders=folders, options=QUIET)
 
 
 def test_a_wrong_artifact_fails_the_comparison_and_is_on_the_page(nano_path, text, tmp_path):
@@ -230,8 +232,13 @@ def test_nan_or_another_tokenizer_is_a_row_that_failed(
 def test_an_artifact_that_read_the_text_before_is_named(nano_path, text, tmp_path):
     changes = [f"quantize.calibrate={{text: {text}, tokens: 512}}"]
     api.convert(nano_path, tmp_path / "int4", "int4-gptq", NO_PROOF, overrides=changes)
-    found = api.compare(
-        nano_path, [], [tmp_path / "int4"], text=text, folders=api.Folders(tmp_path), options=QUIET
+    found = measuring.compare(
+        nano_path,
+        [],
+        [tmp_path / "int4"],
+        text=text,
+        folders=measuring.Folders(tmp_path),
+        options=QUIET,
     )
     assert [one.calibrated for one in found.entries] == [True]
 
@@ -263,7 +270,7 @@ def test_what_cannot_be_compared_is_refused_before_any_work(
 def test_an_artifact_of_another_model_is_refused(nano_path, text, tmp_path):
     other = dense(tmp_path / "other")
     with pytest.raises(FormatError, match="belongs to another model"):
-        api.compare(nano_path, [], [other], text=text, folders=api.Folders(tmp_path))
+        measuring.compare(nano_path, [], [other], text=text, folders=measuring.Folders(tmp_path))
 
 
 def test_an_artifact_with_a_rope_that_is_not_computed_is_refused(nano_path, text, tmp_path):
@@ -273,8 +280,12 @@ def test_an_artifact_with_a_rope_that_is_not_computed_is_refused(nano_path, text
     config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
     (tmp_path / "right" / "config.json").write_text(json.dumps(config))
     with pytest.raises(FormatError, match=r"right: config.json: rope_type 'dynamic' is not"):
-        api.compare(
-            nano_path, [], [tmp_path / "right"], text=text, folders=api.Folders(tmp_path / "work")
+        measuring.compare(
+            nano_path,
+            [],
+            [tmp_path / "right"],
+            text=text,
+            folders=measuring.Folders(tmp_path / "work"),
         )
     assert list((tmp_path / "work").iterdir()) == []
 

@@ -31,6 +31,7 @@ from qwen35_convert.recipe.recipe import read_recipe
 from qwen35_convert.run import ray_cluster, ray_crew
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.run.worker import Effort
+from qwen35_convert.source import Merge
 from qwen35_convert.write.out import partial_of
 from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink
@@ -145,7 +146,7 @@ def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
 def test_an_adapter_is_merged_on_the_nodes(tmp_path, nano, one_node):
     module = "model.language_model.layers.2.mlp.down_proj"
     weight = load_file(nano / NANO_FILE)[f"{module}.weight"]
-    merge = api.Merge(write_adapter(tmp_path / "tuned", of_matrix(module, weight)), nano)
+    merge = Merge(write_adapter(tmp_path / "tuned", of_matrix(module, weight)), nano)
     for executor in ("threads", "ray"):
         options = api.RunOptions(executor=executor)
         done = api.convert(merge, tmp_path / executor, read_recipe("fp8-block"), options)

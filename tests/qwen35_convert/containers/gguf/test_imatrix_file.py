@@ -18,7 +18,7 @@ from formats.gguf.file import GgufFile, build_header
 from formats.gguf.header import Kv
 from formats.tensor import TensorInfo
 from quant.stored import open_value
-from qwen35_convert import api
+from qwen35_convert import api, measuring
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
@@ -32,7 +32,7 @@ NANO = Path(__file__).parents[3] / "data" / "nano-dense"
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     out = tmp_path_factory.mktemp("imatrix") / "imatrix.gguf"
-    api.imatrix(NANO, out, chunks=2)
+    measuring.imatrix(NANO, out, chunks=2)
     return out
 
 
@@ -271,7 +271,7 @@ def test_some_need_none(wide, mix):
 
 def test_an_imatrix_that_lacks_what_has_two_bits_is_refused_by_name(wide, tmp_path):
     whole = tmp_path / "whole.gguf"
-    api.imatrix(wide, whole, text=str(NANO / "merges.txt"), chunks=1)
+    measuring.imatrix(wide, whole, text=str(NANO / "merges.txt"), chunks=1)
     api.plan(wide, low("iq2_xs", whole), "m.gguf")
 
     def drop(tensors):
@@ -288,9 +288,9 @@ def test_an_imatrix_that_lacks_what_has_two_bits_is_refused_by_name(wide, tmp_pa
 def test_a_file_that_is_there_and_a_text_that_is_not_are_refused(file, tmp_path):
     before = file.read_bytes()
     with pytest.raises(OutputError, match="exists"):
-        api.imatrix(NANO, file)
+        measuring.imatrix(NANO, file)
     with pytest.raises(RecipeError, match="cannot be read"):
-        api.imatrix(NANO, tmp_path / "new.gguf", text=str(tmp_path / "none.txt"))
+        measuring.imatrix(NANO, tmp_path / "new.gguf", text=str(tmp_path / "none.txt"))
     assert file.read_bytes() == before
     assert not list(tmp_path.iterdir())
 
@@ -301,5 +301,5 @@ def test_the_source_itself_is_never_overwritten(tmp_path):
     api.convert(NANO, model, plain, options=api.RunOptions(verify=False))
     before = model.read_bytes()
     with pytest.raises(OutputError, match="file of the source"):
-        api.imatrix(model, model, overwrite=True)
+        measuring.imatrix(model, model, overwrite=True)
     assert model.read_bytes() == before
