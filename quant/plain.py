@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.measure import Error
+    from quant.scheme import Factor, Prepared
 
 PLAIN_TYPES = ("BF16", "F16", "F32")
 VALUES = "values"
@@ -46,10 +47,10 @@ class Plain(Usual):
     def encode(
         self,
         w_NK: Tensor,
-        _prepared: None = None,
-        _importance: Tensor | None = None,
-        _out: Tensor | None = None,
-        factor: None = None,
+        prepared: Prepared = None,
+        importance: Tensor | None = None,
+        out: Tensor | None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return the values in the type of this form, whose range they must not leave."""
         from formats.safetensors.file import torch_dtype
@@ -75,7 +76,7 @@ class Plain(Usual):
         self,
         w_NK: Tensor,
         rows: Mapping[str, Tensor],
-        _importance: Tensor | None = None,
+        importance: Tensor | None = None,
         *,
         weighed: bool = False,
     ) -> Error:

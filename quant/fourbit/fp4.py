@@ -144,7 +144,7 @@ class Fp4(Usual):
         self,
         w_NK: Tensor,
         rows: Mapping[str, Tensor],
-        _importance: Tensor | None = None,
+        importance: Tensor | None = None,
         *,
         weighed: bool = False,
     ) -> Error:

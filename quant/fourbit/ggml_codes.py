@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from quant.fourbit.hessian import Factor
     from quant.fourbit.judge import Decoded
     from quant.measure import Error
+    from quant.scheme import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class GgmlCodes(Ggml):
     def encode(
         self,
         w_NK: Tensor,
-        prepared: None = None,
+        prepared: Prepared = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
         factor: Factor | None = None,

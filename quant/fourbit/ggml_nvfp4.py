@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from formats.family.ops import Op
     from quant.measure import Error
-    from quant.scheme import Scheme
+    from quant.scheme import Factor, Scheme
 
 TYPE = "NVFP4"
 GROUP, GROUPS, HALF = 16, 4, 8
@@ -70,9 +70,9 @@ class GgmlNvfp4(Ggml):
         self,
         w_NK: Tensor,
         prepared: Tensor | None = None,
-        _importance: Tensor | None = None,
+        importance: Tensor | None = None,
         out: Tensor | None = None,
-        factor: None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return blocks and scale: the numbers that `nvfp4a16` has of the weight."""
         if not self.wholes:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quant.fourbit.calibrate import Grid
     from quant.fourbit.hessian import Factor
     from quant.measure import Error
-    from quant.scheme import Scheme
+    from quant.scheme import Prepared, Scheme
 
 # Parts of the range of a group among which a step is searched for.
 SHRINKS = tuple(1 - part / 50 for part in range(20))
@@ -53,7 +53,7 @@ class Steps(Usual):
     def encode(
         self,
         w_NK: Tensor,
-        _prepared: None = None,
+        prepared: Prepared = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
         factor: Factor | None = None,
@@ -130,7 +130,7 @@ class Steps(Usual):
         self,
         w_NK: Tensor,
         rows: Mapping[str, Tensor],
-        _importance: Tensor | None = None,
+        importance: Tensor | None = None,
         *,
         weighed: bool = False,
     ) -> Error:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.measure import Error
-    from quant.scheme import StoredRanges
+    from quant.scheme import Factor, Prepared, StoredRanges
 
 # Relative RMS error from which a weight in codes without bounds is taken for another one.
 SAME_WEIGHT = 0.5
@@ -143,10 +143,10 @@ class Fp8(Usual):
     def encode(
         self,
         w_NK: Tensor,
-        _prepared: None = None,
+        prepared: Prepared = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
-        factor: None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return the codes, in `out` if given, and the scale."""
         assert importance is None, "FP8 rounds to the nearest code, whatever the column"
@@ -167,7 +167,7 @@ class Fp8(Usual):
         self,
         w_NK: Tensor,
         rows: Mapping[str, Tensor],
-        _importance: Tensor | None = None,
+        importance: Tensor | None = None,
         *,
         weighed: bool = False,
     ) -> Error:

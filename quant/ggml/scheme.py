@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quant.measure import Error
+    from quant.scheme import Factor, Prepared
 
 BLOCKS = "blocks"
 # Relative RMS error from which a weight whose encoder is not known is taken for another one.
@@ -79,10 +80,10 @@ class Ggml(Usual):
     def encode(
         self,
         w_NK: Tensor,
-        _prepared: None = None,
+        prepared: Prepared = None,
         importance: Tensor | None = None,
         out: Tensor | None = None,
-        factor: None = None,
+        factor: Factor | None = None,
     ) -> dict[str, Tensor]:
         """Return the blocks, uint8 [N, bytes of a row], in `out` if given."""
         rows = w_NK.reshape(-1, w_NK.shape[-1]).cpu()
