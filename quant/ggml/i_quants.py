@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import i_decode, i_fit, i_grids, i_store, k_lines
+from quant.ggml import i_decode, i_fit, i_grids, i_store, k_levels
 from quant.ggml.batches import SUPER, batches, decode_super_blocks
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _begin(name: str, x: NDArray[Any], v: NDArray[Any]) -> tuple[NDArray[Any], N
     tops, scales = np.empty((2, len(blocks)), f32)
     if name == BY_LEVELS:
         levels = np.empty(x.size, np.int32)
-        k_lines.weighted_levels(x.reshape(-1), v.reshape(-1), f32(LEVELS), levels, scales)
+        k_levels.weighted_levels(x.reshape(-1), v.reshape(-1), f32(LEVELS), levels, scales)
         return np.maximum(scales, 0) * f32(3), scales
     largest = f32(2 * 7 + 1 if kind.group == 4 else 2 * 2 + 1)
     i_fit.find_tops(blocks, f32(kind.smallest), largest, tops, scales)

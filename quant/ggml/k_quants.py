@@ -1,7 +1,7 @@
 """K-quants on the CPU: rows of Q2_K to Q6_K, to the byte what ggml's C writes, and back.
 
-`k_lines` and `k_steps` fit scales, `k_store` stores them and the codes,
-`k_decode` decodes. Each call works on one thread, and without the interpreter's lock while
+`k_lines` and `k_steps` fit scales, `k_levels` rounds those of lines, `k_store` stores them and the
+codes, `k_decode` decodes. Each call works on one thread, and without the interpreter's lock while
 its loops run. Rows follow each other in memory and are whole super-blocks of 256 columns, so loops
 see super-blocks only.
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import k_decode, k_lines, k_steps, k_store
+from quant.ggml import k_decode, k_levels, k_lines, k_steps, k_store
 from quant.ggml.batches import SUPER, batches, decode_super_blocks
 from quant.ggml.k_lanes import LANES
 
@@ -82,9 +82,9 @@ def _encode_lines(
     levels, units = np.empty((2, num_blocks), np.int32), np.empty((2, len(w)), f32)
     for values, level, unit in zip(fits, levels, units, strict=False):
         if weighted:
-            k_lines.weighted_levels(values, fits[4], f32(line.largest), level, unit)
+            k_levels.weighted_levels(values, fits[4], f32(line.largest), level, unit)
         else:
-            k_lines.levels(values, f32(line.largest), level, unit)
+            k_levels.levels(values, f32(line.largest), level, unit)
     store = k_store.store_q2_k if name == "Q2_K" else k_store.store_q4_k
     store(w, fits, weighted, levels[0], levels[1], units[0], units[1], out)
 

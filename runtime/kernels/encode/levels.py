@@ -2,7 +2,7 @@
 
 Chosen for: IQ2_XXS, by i_fit.
 
-`quant.ggml.k_lines` has the search (ggml's `make_qp_quants`), whose operations these are, in their
+`quant.ggml.k_levels` has the search (ggml's `make_qp_quants`), whose operations these are, in their
 order. One thread has the values in its registers.
 """
 
