@@ -18,7 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from runtime.kernels.launch import HAS_TRITON, replaced
+from runtime.kernels.launch import HAS_TRITON
+from runtime.kernels.replaced import replaced
 
 if HAS_TRITON:
     from triton.runtime import Autotuner, JITFunction

@@ -13,14 +13,15 @@ there: `configs` leaves one. `tl.dot` takes any shape there, a GPU only edges of
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from runtime.kernels.interpreter import quicker
 
 try:
     import triton
@@ -42,7 +43,7 @@ except ImportError:
     gluon, gl, HAS_GLUON = None, None, False
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
     "HAS_GLUON",
@@ -60,7 +61,6 @@ __all__ = [
     "power_of_two",
     "ragged_block",
     "ragged_blocks",
-    "replaced",
     "tl",
     "use_triton",
     "widen",
@@ -76,84 +76,10 @@ def interpreting() -> Iterator[None]:
     assert INTERPRET.value, "TRITON_INTERPRET=1 must be set before triton is first imported"
     token = _interpreting.set(True)
     try:
-        with _made_quicker(interpreter):
+        with quicker(interpreter, tl):
             yield
     finally:
         _interpreting.reset(token)
-
-
-@contextmanager
-def _made_quicker(interpreter: Any) -> Iterator[None]:
-    """Leave out what the interpreter does again and again for nothing: more than half of its time.
-
-    Without `debug` it looks for overflows of integers and then does not say so.
-    """
-    builder, block = interpreter.interpreter_builder, tl.block_type
-    changes = {
-        (interpreter, "_patch_lang"): _patching_once(interpreter._patch_lang),
-        (interpreter, "_get_np_dtype"): _remembering(interpreter._get_np_dtype, _scalar),
-        (builder, "options"): replace(builder.options, sanitize_overflow=False),
-        (builder, "get_block_ty"): _remembering(builder.get_block_ty, _block),
-        (block, "with_element_ty"): _remembering(block.with_element_ty, _other_block),
-    }
-    with replaced(changes):
-        yield
-
-
-@contextmanager
-def replaced(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Give attributes other values while the context lasts.
-
-    changes  the value by owner and name
-    """
-    with ExitStack() as stack:
-        for (owner, name), value in changes.items():
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        yield
-
-
-def _scalar(dtype: Any) -> Hashable:
-    return str(dtype.scalar.name)
-
-
-def _block(dtype: Any, shape: Sequence[int]) -> Hashable:
-    return dtype.name, *shape
-
-
-def _other_block(block: Any, dtype: Any) -> Hashable:
-    return dtype.name, *block.shape
-
-
-def _remembering(function: Callable[..., Any], key: Callable[..., Hashable]) -> Callable[..., Any]:
-    """Return a function that is called once for all arguments of one key."""
-    known: dict[Hashable, Any] = {}
-
-    def remembered(*args: Any) -> Any:
-        known_by = key(*args)
-        if known_by not in known:
-            known[known_by] = function(*args)
-        return known[known_by]
-
-    return remembered
-
-
-def _patching_once(patch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return Triton's patch of its language for one that a launch does once.
-
-    Triton's own is repeated by every call of a function within a kernel, for as long as the call
-    takes again.
-    """
-
-    @cache
-    def languages(kernel: Any) -> list[Any]:
-        return [value for value in kernel.__globals__.values() if value is tl or value is tl.core]
-
-    def once(kernel: Any) -> Any:
-        done = not any(tl.core.is_builtin(language.load) for language in languages(kernel))
-        return None if done else patch(kernel)
-
-    return once
 
 
 def use_triton(x: Tensor) -> bool:
