@@ -16,14 +16,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from runtime.errors import RequestError
 from runtime.kernels.ahead import compiled_together
 from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.kernels.launch import power_of_two
-from runtime.model import hidden_states, logits
-from runtime.serve.graphs import Arriving, DecodeRows, next_tokens
+from runtime.model import hidden_states
+from runtime.serve.graphs import Arriving, DecodeRows, last_tokens, next_tokens
 from runtime.serve.request import Request, check_ids
 from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 from runtime.serve.speculation import Speculation
@@ -96,13 +95,8 @@ class Engine:
             for length, greedy in first:
                 prompt = Batch.pack([], [Span([0] * length, 0, -1, -1)], self.model.device)
                 for batch in (prompt, Batch.pack([PADDING], [], self.model.device)):
-                    self._last_token(batch, sampled=not greedy)
-
-    def _last_token(self, batch: Batch, *, sampled: bool) -> Tensor:
-        """Return the token [1] after the last row of a batch; the sampler does not have it."""
-        scores = logits(self.model, hidden_states(self.model, self.pools, batch)[-1:])
-        rows = batch.token_slots[-1:], batch.positions[-1:]
-        return self.sampler.choose(scores, *rows, sampled=sampled)
+                    last_1H = hidden_states(self.model, self.pools, batch)[-1:]
+                    last_tokens(self.model, last_1H, batch, self.sampler, sampled=not greedy)
 
     @property
     def busy(self) -> bool:

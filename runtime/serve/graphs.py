@@ -126,3 +126,14 @@ def next_tokens(
     tokens = sampler.choose(logits(model, hidden), slots, places, sampled=sampled)
     sampler.last[slots] = tokens
     return tokens
+
+
+def last_tokens(
+    model: Model, hidden_RH: Tensor, batch: Batch, sampler: Sampler, *, sampled: bool
+) -> Tensor:
+    """Return the tokens [R] after the last rows of a batch; the sampler does not have them.
+
+    hidden_RH  [R, H], those of these rows
+    """
+    slots, places = (x[-len(hidden_RH) :] for x in (batch.token_slots, batch.positions))
+    return sampler.choose(logits(model, hidden_RH), slots, places, sampled=sampled)

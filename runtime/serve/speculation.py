@@ -27,8 +27,8 @@ from runtime.context import angles_of
 from runtime.errors import RequestError
 from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.sample.likeliest import likeliest
-from runtime.model import draft_logits, draft_states, hidden_states, logits
-from runtime.serve.graphs import Arriving, Recorded
+from runtime.model import draft_logits, draft_states, hidden_states
+from runtime.serve.graphs import Arriving, Recorded, last_tokens
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
 from runtime.state import Batch, Room, Span, State, send
@@ -167,8 +167,6 @@ class Speculation:
         }
         return replace(tried, each=1, ids=following, **places)
 
-    def _choose(self, hidden: Tensor, batch: Batch) -> Tensor:
+    def _choose(self, hidden_RH: Tensor, batch: Batch) -> Tensor:
         """Return the tokens after the last rows of a batch, whose hidden states these are."""
-        slots, places = (x[-len(hidden) :] for x in (batch.token_slots, batch.positions))
-        scores = logits(self.model, hidden)
-        return self.sampler.choose(scores, slots, places, sampled=self.sampled)
+        return last_tokens(self.model, hidden_RH, batch, self.sampler, sampled=self.sampled)
