@@ -20,12 +20,13 @@ def check_links(folder: Path, names: Iterable[str]) -> None:
 
     The hub's cache is made of links to its blobs.
     """
+    home = folder.resolve()
     for name in sorted(names):
         path = folder / name
         check_leads(path)
         if not path.is_file():
             continue
-        real, home = path.resolve(), folder.resolve()
+        real = path.resolve()
         if home not in real.parents and not _is_blob(real, home):
             raise FormatError(
                 f"{name} is a link to {real}, expected a file of {folder}\n"

@@ -23,7 +23,7 @@ where a scheme is judged by it.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import inf, isnan, sqrt
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,8 +106,7 @@ class Error:
         return self
 
     def __add__(self, other: Error) -> Error:
-        total = Error()
-        total += self
+        total = replace(self)
         total += other
         return total
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from formats.errors import FormatError
@@ -23,12 +23,17 @@ def compile_template(text: str, where: str) -> Template:
     from jinja2 import TemplateError, TemplateSyntaxError
 
     try:
-        return _environment().from_string(text)
+        return _compiled(text)
     except TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
     except (TemplateError, RecursionError) as error:
         reason = str(error)
     raise FormatError(f"{where} is not a Jinja template: {reason}")
+
+
+@lru_cache(maxsize=16)
+def _compiled(text: str) -> Template:
+    return _environment().from_string(text)
 
 
 @cache

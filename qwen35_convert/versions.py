@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 
 BESIDE = ("torch", "triton", "numba")
 
@@ -12,6 +13,7 @@ def version() -> str:
     return version_of("qwen35") or "0+checkout"
 
 
+@cache
 def version_of(package: str) -> str | None:
     """Return the installed version of a package; None if it is not installed."""
     from importlib import metadata

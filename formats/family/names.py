@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from formats.family.rules import RULES, template
 from formats.stored import Problem
@@ -70,6 +71,7 @@ HEADS = ("layers", "embed_tokens", "lm_head", "mtp", "visual")
 PARTS = {"visual": "vision", "mtp": "mtp"}
 
 
+@lru_cache(maxsize=1 << 16)  # each name of a checkpoint is asked for several times
 def normalise(name: str) -> str:
     """Return the table's name: wrappers stripped, vision renamed.
 

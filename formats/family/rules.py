@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -179,9 +180,16 @@ class Slot:
 def dimension(expression: str, sizes: Mapping[str, int]) -> int:
     """Return the value of a sum of products such as `2*NK*DK+NV*DV`. KeyError for a lost symbol."""
     return sum(
-        prod(int(factor) if factor.isdigit() else sizes[factor] for factor in term.split("*"))
-        for term in expression.replace(" ", "").split("+")
+        prod(factor if isinstance(factor, int) else sizes[factor] for factor in term)
+        for term in _terms(expression)
     )
+
+
+@cache
+def _terms(expression: str) -> tuple[tuple[int | str, ...], ...]:
+    """Return the factors of each term of a sum: numbers and symbols."""
+    terms = (term.split("*") for term in expression.replace(" ", "").split("+"))
+    return tuple(tuple(int(f) if f.isdigit() else f for f in factors) for factors in terms)
 
 
 def shape_of(rule: TensorRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -189,6 +197,7 @@ def shape_of(rule: TensorRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dimension(axis, sizes) for axis in rule.shape.split(","))
 
 
+@lru_cache(maxsize=1 << 16)  # each name of a checkpoint is asked for several times
 def template(name: str) -> tuple[str, tuple[int, ...]]:
     """Split a name into its table key (`#` for each number) and the numbers.
 

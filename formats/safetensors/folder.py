@@ -7,7 +7,7 @@ code of a checkpoint is run: side files are copied by an allow-list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from formats.safetensors.choose import choose
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX_NAME, WEIGHTS
 from formats.safetensors.methods import block_beside, refuse_method, with_block
-from formats.safetensors.nested import is_nested, nested_names
+from formats.safetensors.nested import is_nested, names_in, nested_names
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
 from formats.stored import Recogniser
@@ -80,7 +80,8 @@ class _Sides(Mapping[str, bytes]):
             raise FormatError(f"{name} cannot be read: {error.strerror}") from None
 
     def __iter__(self) -> Iterator[str]:
-        plain = [name for name in SIDE_FILES if (self._folder / name).is_file()]
+        there = names_in(self._folder)
+        plain = [n for n in SIDE_FILES if n in there and (self._folder / n).is_file()]
         return iter((*plain, *nested_names(self._folder)))
 
     def __len__(self) -> int:
@@ -108,9 +109,9 @@ def _open(path: Path, recognisers: Sequence[Recogniser], name: str) -> Checkpoin
         _refuse_no_config(place)
     raw = read_object(folder / CONFIG)
     config = check_config(with_block(place, raw))
-    _check_sides(folder)
+    sides = {*place.names.intersection(SIDE_FILES), *nested_names(folder)}
+    _check_sides(folder, sorted(sides))
     choice = choose(place, only, partial(is_whole, place, config, recognisers))
-    sides = {*SIDE_FILES, *nested_names(folder)}
     check_links(folder, {CONFIG, choice.file, *sides, *choice.names} - {only})
     files, hub = open_all(place, choice.names), repository_of(folder)
     title = name or (hub[0].rpartition("/")[2] if hub else folder.resolve().name)
@@ -206,9 +207,9 @@ def _locate(path: Path) -> tuple[Path, str | None]:
     return path.parent, path.name
 
 
-def _check_sides(folder: Path) -> None:
-    """Refuse a side file that is no text, before anything is read or written."""
-    for name in (*SIDE_FILES, *nested_names(folder)):
+def _check_sides(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a side file that is too large, before anything is read or written."""
+    for name in names:
         path = folder / name
         check_leads(path)
         size = path.stat().st_size if path.is_file() else 0

@@ -8,12 +8,23 @@ A name is a path of two parts with one slash, wherever it is written: a receipt,
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 TEMPLATES = "additional_chat_templates"
 NESTED = (f"{TEMPLATES}/*.jinja", "[0-9]_*/config.json")
+FOLDERS = tuple(pattern.split("/")[0] for pattern in NESTED)
 MAX_NAMES = 64
+
+
+def names_in(folder: Path) -> frozenset[str]:
+    """Return the names in a folder; none where it cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            return frozenset(entry.name for entry in entries)
+    except OSError:
+        return frozenset()
 
 
 def is_nested(name: str) -> bool:
@@ -23,5 +34,8 @@ def is_nested(name: str) -> bool:
 
 def nested_names(folder: Path) -> list[str]:
     """Return the names of such files in a folder, in a fixed order; at most 64."""
+    inside = names_in(folder)
+    if not any(fnmatchcase(name, pattern) for pattern in FOLDERS for name in inside):
+        return []
     paths = (path for pattern in NESTED for path in folder.glob(pattern) if path.is_file())
     return sorted(path.relative_to(folder).as_posix() for path in paths)[:MAX_NAMES]

@@ -30,7 +30,7 @@ class PackedWords:
 
     def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
         """Yield words of four bits, and words of eight bits."""
-        wide = {name for name, info in infos.items() if self._is_wide(info.name)}
+        wide = {n for n, info in infos.items() if self._is_wide(info.name)} if self.block else set()
         yield from self.form.recognise({n: infos[n] for n in infos if n not in wide})
         yield from self.wide.recognise({n: infos[n] for n in infos if n in wide})
 

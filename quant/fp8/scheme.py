@@ -12,6 +12,7 @@ codes may be E5M2: all of these are read, none is written.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -107,19 +108,21 @@ class Fp8(Usual):
         """Yield this form with its scale as each writer spells it, for codes of this shape."""
         every = len(shape) == 2 or self.block_rows is None
         for axes in self.spellings if every else self.spellings[:1]:
-            yield replace(self, axes=axes)
+            yield _changed(self, axes=axes)
 
     def recognise(self, infos: Mapping[str, TensorInfo]) -> Iterator[StoredWeight]:
         """Yield the codes whose scale has the shape of this form."""
         for name, info in infos.items():
+            if info.dtype not in CODE_TYPES or len(info.shape) < 2:
+                continue
             suffix = suffix_of(name, infos)
             scale = infos.get(name + suffix) if suffix else None
-            if info.dtype not in CODE_TYPES or len(info.shape) < 2 or scale is None:
+            if scale is None:
                 continue
             spelt = {form.grid(info.shape): form for form in self.spelt(info.shape)}
             form = spelt.get(scale.shape) if scale.dtype in SCALE_TYPES else None
             if form is not None:
-                form = replace(form, scale_suffix=suffix, code_type=info.dtype)
+                form = _changed(form, scale_suffix=suffix, code_type=info.dtype)
                 yield StoredWeight(name, info.shape, "BF16", form, (info, scale))
 
     def explain(self, name: str, infos: Mapping[str, TensorInfo]) -> Problem | None:
@@ -281,6 +284,12 @@ class Fp8(Usual):
     def _row_block(self, codes: Tensor) -> tuple[int, int]:
         """Return the block of scales that are given for every row."""
         return 1, self.block_cols or codes.shape[-1]
+
+
+@cache
+def _changed(form: Fp8, **fields: Any) -> Fp8:
+    """Return a form with other fields; thousands of weights have the same one."""
+    return replace(form, **fields)
 
 
 def _arithmetic(w: Tensor) -> ModuleType:

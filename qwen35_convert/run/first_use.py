@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Step = Callable[[], object]
+_ready: set[tuple[Scheme, bool]] = set()  # what this process has loaded, and whether to verify too
 SMALLEST = 128, 256  # rows and columns on which an encoder is tried
 
 
 def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], object]) -> None:
     """Load what schemes run; `say` is told if something must be compiled."""
-    missing = [scheme for scheme in schemes if not _is_compiled(scheme, verify=verify)]
+    new = [scheme for scheme in schemes if (scheme, verify) not in _ready]
+    missing = [scheme for scheme in new if not _is_compiled(scheme, verify=verify)]
     if missing:
         names = ", ".join(scheme.name for scheme in missing)
         say(f"compiling loops for {names} (first use, a few seconds)")
@@ -49,6 +51,7 @@ def warm_all(schemes: Iterable[Scheme], *, verify: bool, say: Callable[[str], ob
                 _compile(steps)
         finally:
             gc.unfreeze()
+    _ready.update((scheme, verify) for scheme in new)
 
 
 def warm(scheme: Scheme, *, verify: bool) -> None:

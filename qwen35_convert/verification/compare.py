@@ -48,7 +48,9 @@ def by_scheme(compared: Iterable[Compared]) -> dict[str, dict[str, Any]]:
     counts: Counter[str] = Counter()
     for atom in compared:
         counts[atom.scheme] += 1
-        sums[atom.scheme] = sums.get(atom.scheme, Error()) + atom.error
+        total = sums.setdefault(atom.scheme, Error())
+        if atom.error.count:
+            total += atom.error
     return {
         scheme: {"tensors": counts[scheme]} | (sums[scheme].as_dict() if sums[scheme].count else {})
         for scheme in sorted(sums)
@@ -61,9 +63,9 @@ def missing_atoms(artifact: Checkpoint, source: Checkpoint, only: str = "*") -> 
     only  a glob: of a slice nothing else is wanted
     """
     ours, theirs = artifact.layout.atoms, source.layout.atoms
+    dropped = {"visual", "mtp"} - {name.split(".", 1)[0] for name in ours}
     for name, atom in theirs.items():
-        head = name.split(".", 1)[0]
-        whole = head in ("visual", "mtp") and not any(n.split(".", 1)[0] == head for n in ours)
+        whole = name.split(".", 1)[0] in dropped
         if name not in ours and not whole and fnmatchcase(name, only):
             stored = artifact.layout.spelling(atom.hub)
             yield Failure(stored, "is in the source, but not in the artifact")

@@ -91,7 +91,9 @@ def by_role(compared: Iterable[Compared]) -> list[RoleError]:
     for one in compared:
         key = (*_place(one.name), one.role)
         counts[key] += 1
-        sums[key] = sums.get(key, Error()) + one.error
+        total = sums.setdefault(key, Error())
+        if one.error.count:
+            total += one.error
     return [
         RoleError(*key, counts[key], error.as_dict()["relative_rms"] if error.count else None)
         for key, error in sums.items()
