@@ -47,6 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(group))
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist there is none
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Schedule groups of tests, where groups are asked for."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from tests.scheduling import ShortMemory
+
+    return ShortMemory(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Let Python's collector pass over the tests and all that they imported."""
     gc.freeze()
@@ -65,10 +75,11 @@ def _shared(item: pytest.Item) -> str:
 def _poisoned_empty():
     """Fill torch.empty with NaN, so that an output nobody wrote is seen."""
     torch.set_num_threads(1)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(mode=True)
+    before = torch.get_deterministic_debug_mode()
+    # use_deterministic_algorithms(True) does the same and imports torch's compiler for seconds
+    torch.set_deterministic_debug_mode("error")
     yield
-    torch.use_deterministic_algorithms(mode=before)
+    torch.set_deterministic_debug_mode(before)
 
 
 @pytest.fixture
