@@ -15,6 +15,8 @@ from quant.errors import QuantError
 from quant.ggml import codec as ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
+# One worker: ggml fills its tables of IQ2 at their first use, for 13 seconds of a process.
+pytestmark = pytest.mark.xdist_group("ggml")
 LOSSY = tuple(name for name in ggml.WRITABLE if name != "F32")
 BOUNDED = tuple(name for name in ggml.BOUNDED if name != "F32")
 SEARCHED = (*ggml.K_QUANTS, "IQ4_NL", "IQ4_XS")

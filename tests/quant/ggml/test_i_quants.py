@@ -20,6 +20,8 @@ from tests.quant.ggml.test_k_quants import (
     widened,
 )
 
+# One worker: ggml fills its tables of IQ2 at their first use, for 13 seconds of a process.
+pytestmark = pytest.mark.xdist_group("ggml")
 NAMES = tuple(I_QUANTS)
 
 

@@ -12,6 +12,8 @@ from quant.ggml import codec, i_points, judge
 from quant.ggml.scheme import BLOCKS, Ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
+# One worker: ggml fills its tables of IQ2 at their first use, for 13 seconds of a process.
+pytestmark = pytest.mark.xdist_group("ggml")
 SEARCHED = (*codec.K_QUANTS, "IQ4_NL", "IQ4_XS")
 GRIDS = tuple(codec.I_QUANTS)
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
