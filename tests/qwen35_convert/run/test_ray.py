@@ -1,6 +1,6 @@
-"""`convert --executor ray` on a real cluster of three nodes, one of which is killed midway.
+"""`convert --executor ray` on a real cluster of two nodes, one of which is killed midway.
 
-The cluster is ray's own for tests: a head without cores and three nodes of one core, each with its
+The cluster is ray's own for tests: a head without cores and two nodes of one core, each with its
 own processes, on this machine. Its file system is shared; where it must not be, the token that
 nodes look for is made another.
 """
@@ -39,7 +39,7 @@ from tests.adapters import of_matrix, write_adapter
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint
 
 ROOT = Path(__file__).parents[3]
-NODES = 3
+NODES = 2
 NANO_FILE = "model.safetensors-00001-of-00001.safetensors"
 
 ray = pytest.importorskip("ray")
@@ -100,8 +100,8 @@ def one_node(nodes, monkeypatch):
     return nodes
 
 
-def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, nodes, monkeypatch):
-    """One of three is killed midway; the output is that of one machine, receipt included."""
+def test_the_items_of_a_killed_node_are_converted_by_the_other(tmp_path, nano, nodes, monkeypatch):
+    """One of two is killed midway; the output is that of one machine, receipt included."""
     api.convert(nano, tmp_path / "one", read_recipe("fp8-block"))
     killed, said, journalled = [], [], []
     append, hand_out = ray_cluster.Journal.append, ray_crew.Crew.hand_out
@@ -121,14 +121,14 @@ def test_the_items_of_a_killed_node_are_converted_by_others(tmp_path, nano, node
     monkeypatch.setattr(artifact, "notice", said.append)
     done = api.convert(
         nano,
-        tmp_path / "three",
+        tmp_path / "two",
         read_recipe("fp8-block"),
         options=api.RunOptions(executor="ray", progress=True),
     )
     assert sum(journalled) == len(done.plan.items)
     assert len(killed) == 1
     assert any(killed[0][:8] in line and "items are converted again" in line for line in said)
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "three")
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
 def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
