@@ -34,6 +34,7 @@ from tests.formats.gguf.by_hand import (
     u32,
     write,
 )
+from tests.gguf_reader import read_gguf
 
 words = st.text("abcdefghijklmnopqrstuvwxyz0123456789._", min_size=1, max_size=20)
 
@@ -70,7 +71,7 @@ def test_what_is_written_is_read_back_by_us_and_by_ggmls_package(kvs, infos, ali
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.gguf"
         datas = write(path, kvs, infos, alignment)
-        ours, theirs = GgufFile(path), gguf.GGUFReader(path)
+        ours, theirs = GgufFile(path), read_gguf(path)
         assert list(ours.kv.values()) == kvs
         assert ours.alignment == alignment
         assert list(ours.infos.values()) == infos

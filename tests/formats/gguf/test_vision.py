@@ -18,6 +18,7 @@ from formats.family.rules import VISION, VISION_BLOCK, shape_of
 from formats.gguf.file import build_header
 from formats.gguf.vision import VISION_NAMES, mmproj_metadata, read_preprocessor, vision_tensors
 from tests.checkpoints import hub_config, text_config
+from tests.gguf_reader import read_gguf
 
 NANO = Path(__file__).parents[2] / "data" / "nano-dense"
 IMAGES: dict[str, Any] = {"image_mean": [0.5, 0.25, 0.5], "image_std": [0.5, 1, 0.5]}
@@ -67,7 +68,7 @@ def test_the_gguf_package_reads_the_pairs_and_knows_the_keys(tmp_path: Path):
     listed = mmproj_metadata(nano(), IMAGES, name="Nano", size_label="240K", file_type=0)
     path = tmp_path / "mmproj.gguf"
     path.write_bytes(build_header(listed, [])[0])
-    reader = gguf.GGUFReader(path)
+    reader = read_gguf(path)
     for kv in listed:
         value = np.float32(kv.value).item() if kv.kind == "float32" else kv.value
         assert reader.fields[kv.key].contents() == value

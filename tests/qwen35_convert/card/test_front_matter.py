@@ -10,6 +10,7 @@ from gguf.metadata import Metadata
 
 import qwen35_convert as q
 from qwen35_convert.card.front_matter import read_front_matter, words
+from tests.gguf_reader import read_gguf
 from tests.variants import nano as nano_with
 
 CARD = """---
@@ -71,7 +72,7 @@ def test_a_gguf_file_says_what_gguf_py_reads_of_the_card(tmp_path):
     assert done.report is not None
     assert done.report.passed, done.report.failures
     theirs = Metadata.load(model_path=Path(source))
-    ours = GGUFReader(tmp_path / "out.gguf")
+    ours = read_gguf(tmp_path / "out.gguf")
     assert text_of(ours, "license") == theirs.license == "other"
     assert text_of(ours, "license.name") == theirs.license_name
     assert text_of(ours, "license.link") == theirs.license_link
@@ -86,5 +87,5 @@ def test_a_gguf_file_says_what_gguf_py_reads_of_the_card(tmp_path):
 
 def test_without_a_card_no_licence_is_made_up(nano, tmp_path):
     q.convert(nano, tmp_path / "out.gguf", "gguf-q8_0")
-    reader = GGUFReader(tmp_path / "out.gguf")
+    reader = read_gguf(tmp_path / "out.gguf")
     assert not any(key.startswith(("general.license", "general.tags")) for key in reader.fields)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader
 from typer.testing import CliRunner
 
 import qwen35_convert as q
 from formats.chat_template import read_templates
 from qwen35_convert.cli import app
 from qwen35_convert.containers.registry import open_checkpoint
+from tests.gguf_reader import read_gguf
 from tests.qwen35_convert.card.test_card import card_of
 from tests.qwen35_convert.card.test_front_matter import CARD
 from tests.variants import beside
@@ -73,7 +73,7 @@ def test_another_template_in_the_artifact_is_named(source, template, tmp_path):
 def test_metadata_is_said_instead_of_the_card_s(source, metadata, tmp_path):
     out = tmp_path / "out.gguf"
     assert convert(source, "-o", out, "--metadata", metadata).exit_code == 0
-    fields = GGUFReader(out).fields
+    fields = read_gguf(out).fields
     assert fields["general.license"].contents() == "mit"
     assert fields["general.license.name"].contents() == "mine"
     assert fields["general.tags"].contents() == ["tuned"]

@@ -19,6 +19,7 @@ from qwen35_convert import api
 from qwen35_convert.recipe.recipe import build_recipe, read_recipe
 from qwen35_convert.write.receipt import receipt_name
 from tests.checkpoints import dense, moe
+from tests.gguf_reader import read_gguf
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import made
 from tests.qwen35_convert.verification.damage import damage, edit_config
 
@@ -274,7 +275,7 @@ def test_a_type_without_a_bound_is_unproven_not_passed(nano, tmp_path):
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     path = tmp_path / "m.gguf"
     api.convert(source, path, build_recipe(Q8), options=NO_PROOF)
-    reader = gguf.GGUFReader(path)
+    reader = read_gguf(path)
     writer = gguf.GGUFWriter(tmp_path / "tq.gguf", "qwen35")
     name = "blk.1.ffn_up.weight"
     for field in reader.fields.values():

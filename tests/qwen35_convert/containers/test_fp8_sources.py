@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, quants
+from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
@@ -26,6 +26,7 @@ from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.recipe.recipe import build_recipe
 from tests.checkpoints import hub_config, make_weights
 from tests.formats.layouts import FP8_ROLES, role_of
+from tests.gguf_reader import read_gguf
 from tests.qwen35_convert.containers.gguf.test_convert_gguf import made, written
 from tests.qwen35_convert.verification.damage import edit_config
 
@@ -129,7 +130,7 @@ def test_a_gguf_file_holds_code_times_scale_rounded_once(tmp_path, how, kind):
     source, exact = source_of(tmp_path / "in", how)
     done = api.convert(source, tmp_path / "m.gguf", gguf(kind))
     assert done.report.passed, done.report.failures
-    tensors = {t.name: t for t in GGUFReader(tmp_path / "m.gguf").tensors}
+    tensors = {t.name: t for t in read_gguf(tmp_path / "m.gguf").tensors}
     expected = exact[HUB + UP].float()
     stored = torch.from_numpy(np.array(tensors["blk.1.ffn_up.weight"].data))
     types = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -143,7 +144,7 @@ def test_blocks_are_encoded_from_the_exact_product_and_proven_without_a_receipt(
     source, exact = source_of(tmp_path / "in")
     done = api.convert(source, tmp_path / "m.gguf", gguf("q8_0"))
     assert any("two roundings" in note for note in done.plan.notes)
-    tensors = {t.name: t for t in GGUFReader(tmp_path / "m.gguf").tensors}
+    tensors = {t.name: t for t in read_gguf(tmp_path / "m.gguf").tensors}
     wanted = exact[HUB + UP].float().numpy()
     theirs = quants.quantize(wanted, GGMLQuantizationType.Q8_0)
     assert np.array_equal(np.array(tensors["blk.1.ffn_up.weight"].data), theirs)

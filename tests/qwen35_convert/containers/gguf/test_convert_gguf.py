@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
 from safetensors.torch import load_file
 
 from formats.errors import FormatError
@@ -24,6 +23,7 @@ from qwen35_convert.text.generation import Prompt
 from qwen35_convert.write.out import partial_of
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.formats.layouts import role_of, shiftable, to_gguf
+from tests.gguf_reader import read_gguf
 
 ROOT = Path(__file__).parents[4]
 SIDES = (
@@ -63,7 +63,7 @@ def written(folder, config, weights, nano):
 
 
 def tensors_of(path):
-    return {t.name: np.array(t.data) for t in GGUFReader(path).tensors}
+    return {t.name: np.array(t.data) for t in read_gguf(path).tensors}
 
 
 @pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])

@@ -10,7 +10,6 @@ import libgguf
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from formats.errors import FormatError
@@ -25,6 +24,7 @@ from qwen35_convert.errors import OutputError, RecipeError
 from qwen35_convert.recipe.recipe import build_recipe
 from runtime.imatrix import collect
 from tests.checkpoints import dense, hub_config, make_weights, write_checkpoint
+from tests.gguf_reader import read_gguf
 
 NANO = Path(__file__).parents[3] / "data" / "nano-dense"
 
@@ -49,7 +49,7 @@ def test_the_file_is_laid_out_as_llama_cpp_s(file):
     kv = GgufFile(file).kv
     assert kv["general.type"].value == "imatrix"
     assert kv["imatrix.chunk_count"].value == 2
-    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    stored = {t.name: np.array(t.data) for t in read_gguf(file).tensors}
     names = {name.removesuffix(".in_sum2") for name in stored if name.endswith(".in_sum2")}
     assert {name + ".counts" for name in names} == set(stored) - {n + ".in_sum2" for n in names}
     assert {
@@ -73,7 +73,7 @@ def test_columns_of_out_proj_are_tiled_as_its_weight_is(tmp_path):
 def test_sums_are_those_of_the_runtime(file):
     checkpoint = open_checkpoint(NANO)
     imatrix = collect(checkpoint, chunks_of(checkpoint, "default", 2))
-    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    stored = {t.name: np.array(t.data) for t in read_gguf(file).tensors}
     ours = imatrix.sums["layers.1.mlp.down_proj"].float().numpy()
     assert np.array_equal(stored["blk.1.ffn_down.weight.in_sum2"].reshape(-1), ours)
 
@@ -95,7 +95,7 @@ def test_an_imatrix_changes_blocks_and_the_file_says_so(file, tmp_path):
 
 def copied(path, file, change):
     """Write an imatrix again, its tensors changed."""
-    tensors = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    tensors = {t.name: np.array(t.data) for t in read_gguf(file).tensors}
     change(tensors)
     return gguf_of(path, tensors)
 
@@ -113,14 +113,14 @@ def gguf_of(path, tensors):
 def made(out, imatrix):
     done = api.convert(NANO, out, recipe(imatrix))
     assert done.report.passed, done.report.failures
-    return done.plan.notes, {t.name: np.array(t.data) for t in GGUFReader(out).tensors}
+    return done.plan.notes, {t.name: np.array(t.data) for t in read_gguf(out).tensors}
 
 
 NAME = "blk.0.ffn_up.weight"
 
 
 def type_of(path):
-    return next(t.tensor_type for t in GGUFReader(path).tensors if t.name == NAME)
+    return next(t.tensor_type for t in read_gguf(path).tensors if t.name == NAME)
 
 
 def weights():
@@ -130,7 +130,7 @@ def weights():
 
 def test_blocks_are_those_of_ggml_where_every_column_has_been_moved(file, tmp_path):
     """libgguf encodes as llama-quantize does; sums are positive in all columns of this tensor."""
-    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    stored = {t.name: np.array(t.data) for t in read_gguf(file).tensors}
     importance = stored[NAME + ".in_sum2"][0] / stored[NAME + ".counts"][0]
     assert (importance > 0).all()
     _, tensors = made(tmp_path / "m.gguf", file)
@@ -146,7 +146,7 @@ def test_a_tensor_whose_sums_are_all_zero_is_encoded_as_without_and_named(file, 
     notes, tensors = made(tmp_path / "m.gguf", copied(tmp_path / "x.gguf", file, erase))
     plain = build_recipe({"quantize": {"scheme": "q4_0"}, "export": {"format": "gguf"}})
     api.convert(NANO, tmp_path / "plain.gguf", plain, options=api.RunOptions(verify=False))
-    expected = {t.name: np.array(t.data) for t in GGUFReader(tmp_path / "plain.gguf").tensors}
+    expected = {t.name: np.array(t.data) for t in read_gguf(tmp_path / "plain.gguf").tensors}
     assert np.array_equal(tensors[NAME], expected[NAME])
     said = "x.gguf: all sums of 1 experts or tensors are 0, which are encoded without it"
     assert f"{said}: {NAME}" in notes
@@ -191,7 +191,7 @@ def test_experts_that_no_token_reached_are_named(tmp_path):
 
 
 def test_an_imatrix_of_the_older_form_gives_the_same_blocks(file, tmp_path):
-    stored = {t.name: np.array(t.data) for t in GGUFReader(file).tensors}
+    stored = {t.name: np.array(t.data) for t in read_gguf(file).tensors}
     names = [name.removesuffix(".in_sum2") for name in stored if name.endswith(".in_sum2")]
     data = struct.pack("<i", len(names))
     for name in names:

@@ -23,6 +23,7 @@ from qwen35_convert.containers.registry import container_for, open_checkpoint
 from qwen35_convert.errors import OutputError
 from qwen35_convert.inspection.source import inspect
 from qwen35_convert.recipe.recipe import build_recipe
+from tests.gguf_reader import read_gguf
 from tests.llama_cpp import LlamaCpp
 
 NANO = Path(__file__).parents[3] / "data" / "nano-dense"
@@ -52,7 +53,7 @@ def written(path: Path, like: Path, pairs: Pairs, more: Tensors, names=lambda na
         kind, _, item = kv.kind.removesuffix("]").partition("[")
         inner = gguf.GGUFValueType[item.upper()] if item else None
         writer.add_key_value(kv.key, kv.value, gguf.GGUFValueType[kind.upper()], inner)
-    tensors = {t.name: np.array(t.data) for t in gguf.GGUFReader(like).tensors}
+    tensors = {t.name: np.array(t.data) for t in read_gguf(like).tensors}
     for name, value in (tensors | more).items():
         writer.add_tensor(names(name), value)
     writer.write_header_to_file(path)
@@ -183,13 +184,13 @@ def test_a_blob_is_no_output(plain, tmp_path):
 
 @pytest.mark.parametrize("kind", ["norm", "conv1d"])
 def test_what_is_stored_in_f16_is_read_as_it_is(kind, plain, tmp_path):
-    tensors = {t.name: np.array(t.data) for t in gguf.GGUFReader(plain).tensors}
+    tensors = {t.name: np.array(t.data) for t in read_gguf(plain).tensors}
     halves = {n: v.astype(np.float16) for n, v in tensors.items() if kind in n}
     assert halves
     source = written(tmp_path / "half.gguf", plain, dict(GgufFile(plain).kv), halves)
     done = api.convert(source, tmp_path / "again.gguf", build_recipe(FILE))
     assert done.report.passed, done.report.failures
-    again = {t.name: np.array(t.data) for t in gguf.GGUFReader(tmp_path / "again.gguf").tensors}
+    again = {t.name: np.array(t.data) for t in read_gguf(tmp_path / "again.gguf").tensors}
     for name, value in halves.items():
         assert np.array_equal(again[name], value.astype(np.float32)), name
         assert torch.isfinite(torch.from_numpy(again[name])).all()
