@@ -7,11 +7,7 @@ prints what came of all of them. `make test` tries one of each kind and output b
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -20,6 +16,7 @@ from tests.planted.edit import editing
 from tests.planted.fault import Case, changed, try_case, verify
 from tests.planted.right import Right, artifacts
 from tests.planted.table import cases, faults, sample
+from tests.qwen35_convert.command import called
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,7 +24,6 @@ CASES = list(cases())
 SAMPLE = sample(CASES)
 RIGHT = artifacts()
 FIRST_OF_A_KIND = {right.kind: right.id for right in reversed(RIGHT)}
-ROOT = Path(__file__).parents[2]
 # bases that take five to ten seconds to make: by GPTQ
 SLOW = {"wide-iq2_xxs-gptq", "wide-iq3_xxs-gptq", "wide-q2_k-gptq", "wide-q4_k_m-gptq"}
 
@@ -101,25 +97,13 @@ def test_there_are_hundreds_of_faults_and_no_name_twice():
     assert {case.base.output for case in CASES} == set(OUTPUTS)
 
 
-def command(artifact: Path, source: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "qwen35_convert.cli", "verify", artifact, "--against", source],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def test_the_command_exits_with_1_and_names_the_tensor(workshop):
     with workshop.room() as folder:
         artifact = workshop.place(Base("nano", "bf16-split"), folder)
         with editing(artifact) as tensors:
             tensors.entry("model.norm.weight").data[0] ^= 1
         artifact.forge()
-        done = command(artifact.path, artifact.source)
+        done = called("verify", artifact.path, "--against", artifact.source)
     assert done.returncode == 1
     assert "model.norm.weight" in done.stdout
     assert "Traceback" not in done.stderr
@@ -130,7 +114,7 @@ def test_the_command_exits_with_3_where_the_artifact_cannot_be_opened(workshop):
     with workshop.room() as folder:
         artifact = workshop.place(find_base("wide-split"), folder)
         artifact.tensor_files()[1].unlink()
-        done = command(artifact.path, artifact.source)
+        done = called("verify", artifact.path, "--against", artifact.source)
     assert done.returncode == 3
     assert "model-00002-of-00004.gguf" in done.stderr
     assert "Traceback" not in done.stderr
@@ -140,5 +124,5 @@ def test_the_command_exits_with_3_where_the_artifact_cannot_be_opened(workshop):
 def test_the_command_exits_with_0_for_a_right_artifact(workshop):
     with workshop.room() as folder:
         artifact = workshop.place(find_base("nano-bf16-split"), folder)
-        done = command(artifact.path, artifact.source)
+        done = called("verify", artifact.path, "--against", artifact.source)
     assert done.returncode == 0

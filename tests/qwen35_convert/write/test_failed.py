@@ -17,7 +17,7 @@ from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Report
 from qwen35_convert.write.failed import failed_of
 from tests.checkpoints import dense
-from tests.qwen35_convert.command import called, qwen35
+from tests.qwen35_convert.command import called
 
 ROOT = Path(__file__).parents[3]
 RECEIPT = "qwen35-receipt.json"
@@ -231,7 +231,7 @@ def test_gates_that_cannot_be_are_refused_while_planning(tmp_path, nano, changes
 
 def test_the_commands_exit_with_1_and_say_where_it_lies(tmp_path, nano, text):
     settings = ("--set", f"verify.text={text}", "--set", "verify.max_kl=1e-9")
-    done = qwen35("convert", nano, "-o", tmp_path / "out", "--recipe", "fp8-block", *settings)
+    done = called("convert", nano, "-o", tmp_path / "out", "--recipe", "fp8-block", *settings)
     assert done.returncode == 1
     where = f"{tmp_path / 'out'} was not written: {tmp_path / 'out.failed'} failed"
     assert where in done.stderr
