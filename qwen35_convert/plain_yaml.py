@@ -10,7 +10,9 @@ can grow without bound, and none runs code. What is not plain is a RecipeError w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -63,6 +65,12 @@ def load_yaml(text: str, name: str) -> tuple[Any, Places]:
 
     Raises RecipeError for what is not plain YAML.
     """
+    value, places = _loaded(text, name)
+    return deepcopy(value), dict(places)
+
+
+@lru_cache(maxsize=64)  # a recipe of a few lines takes PyYAML three milliseconds
+def _loaded(text: str, name: str) -> tuple[Any, Places]:
     loader = _PlainLoader("")
     try:
         _check_plain(text, name)
