@@ -55,6 +55,11 @@ def read_templates(sides: Sides) -> ChatTemplates:
     return ChatTemplates(texts, where, tuple(notes))
 
 
+def has_places(text: str) -> bool:
+    """Whether a template may say something of a prompt; an empty one says nothing at all."""
+    return not text.strip() or "{{" in text or "{%" in text
+
+
 def template_file(name: str) -> str:
     """Return the file of a template by its name."""
     return JINJA if name == DEFAULT else f"{TEMPLATES}/{name}.jinja"

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from formats.chat_template import read_templates
+from formats.chat_template import has_places, read_templates
 from formats.checkpoint import Checkpoint
 from formats.content import POINTER, content_of
 from formats.embedder import check_modules
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.safetensors.folder import DOCUMENTS
-from qwen35_convert.planning.side_kinds import check_config, check_kinds
+from qwen35_convert.planning.image_sizes import image_sizes
+from qwen35_convert.planning.side_kinds import MEND, check_config, check_kinds
 from qwen35_convert.planning.token_ids import check_ids
 from qwen35_convert.template import compile_template
 from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
@@ -42,15 +43,19 @@ def check_sides(source: Checkpoint) -> None:
     """
     check_config(source)
     for name in source.side_names:
-        _check(name, source.sides[name])
+        check_side(name, source.sides[name])
     check_ids(source)
     check_modules(source.sides)
     templates = read_templates(source.sides)
     for name, text in templates.texts.items():
+        where = templates.where[name]
         try:
-            compile_template(text, templates.where[name])
+            compile_template(text, where)
         except FormatError as error:
             raise FormatError(str(error), fix=ORIGINAL) from None
+        if not has_places(text):
+            got = f"says {text.strip()!r:.60} of every chat"
+            raise FormatError(where, got, "a template with places for messages", ORIGINAL)
 
 
 def side_notes(source: Checkpoint) -> Iterator[str]:
@@ -88,7 +93,9 @@ def _ids(content: bytes) -> dict[str, int]:
 
 
 def image_notes(source: Checkpoint) -> Iterator[str]:
-    """Yield that nothing says how images are prepared, if so."""
+    """Yield that nothing says how images are prepared, or that something says it wrongly, if so."""
+    for name, problem in image_sizes(source):
+        yield f"{name}: {problem}: engines fail on images; {MEND}"
     content = source.side(PROCESSOR)
     nested = content is not None and "image_processor" in parse_object(content, PROCESSOR)
     if not nested and PREPROCESSOR not in source.sides:
@@ -99,7 +106,8 @@ def image_notes(source: Checkpoint) -> Iterator[str]:
         )
 
 
-def _check(name: str, content: bytes) -> None:
+def check_side(name: str, content: bytes) -> None:
+    """Raise FormatError for a side file that is not what its name says."""
     suffix, kind = PurePosixPath(name).suffix, content_of(content)
     if kind is not None and (kind is POINTER or name not in DOCUMENTS):
         raise FormatError(name, kind.what, fix=kind.fix)

@@ -3,10 +3,12 @@
 An artifact carries these fields along. One that is of another kind, such as a token id that is
 text, converts and then fails in every engine, or is ignored by some. A field that is absent or null
 is nobody's mistake here, but for an activation that is null; what contradicts the weights is found
-elsewhere.
+elsewhere. processor_config.json nests the fields of preprocessors.
 
 Sources: transformers' `Qwen3_5TextConfig` (a strict dataclass: `hidden_act` is text) and
-`Qwen2VLImageProcessor` (divides by image_std; `size` has edges, which older files call pixels).
+`Qwen2VLImageProcessor` (divides by image_std; `size` has edges, which older files call pixels);
+tokenizers' `AddedToken` (flags are no null); vLLM's `SamplingParams`, whose ranges each request of
+a model must keep.
 """
 
 from __future__ import annotations
@@ -44,6 +46,16 @@ def _above_0(value: Any) -> bool:
     return _number(value) and value > 0
 
 
+def _share(value: Any) -> bool:
+    return _number(value) and 0 <= value <= 1
+
+
+def _token(value: Any) -> bool:
+    """Whether it is what `AddedToken` takes: text, and flags."""
+    flags = (value[flag] for flag in FLAGS if flag in value) if isinstance(value, dict) else (None,)
+    return all(type(one) is bool for one in flags) and isinstance(value.get("content"), str)
+
+
 def _all(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(map(holds, value))
 
@@ -54,11 +66,15 @@ def _dtype(value: Any) -> bool:
     return isinstance(value, str) and value.removeprefix("torch.") in TYPES
 
 
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 IDS = Kind("the id of a token, or a list of them", lambda v: _whole(v) or _all(v, _whole))
 PLACE = Kind("the id of a token", lambda v: _whole(v, 0))
 SIZE = Kind("a whole number from 1", lambda v: _whole(v, 1))
-COUNT = Kind("a whole number", _whole)
+MOST = Kind("a whole number from -1", lambda v: _whole(v, -1))
 NUMBER = Kind("a number", _number)
+FROM_0 = Kind("a number from 0", lambda v: _number(v) and v >= 0)
+ABOVE_0 = Kind("a number above 0", _above_0)
+SHARE = Kind("a number from 0 to 1", _share)
 NUMBERS = Kind("three numbers", lambda v: _all(v, _number) and len(v) == 3)
 DIVISORS = Kind("three numbers above 0", lambda v: NUMBERS.holds(v) and min(v) > 0)
 EDGES = Kind(
@@ -71,6 +87,11 @@ TEXTS = Kind(
     "text, or a list of texts",
     lambda v: isinstance(v, str) or _all(v, lambda one: isinstance(one, str)),
 )
+ADDED = Kind(
+    "an object of tokens, each with its content and with flags that are true or false",
+    lambda v: isinstance(v, dict) and all(map(_token, v.values())),
+)
+OBJECT = Kind("an object", lambda v: isinstance(v, dict))
 
 Fields = dict[str, Kind]
 TOKENS: Fields = {"eos_token_id": IDS, "bos_token_id": IDS, "pad_token_id": IDS}
@@ -100,23 +121,30 @@ OF_FILES: Mapping[str, Fields] = {
     GENERATION: TOKENS
     | {
         "do_sample": FLAG,
-        "temperature": NUMBER,
-        "top_k": COUNT,
-        "top_p": NUMBER,
-        "min_p": NUMBER,
-        "repetition_penalty": NUMBER,
+        "temperature": FROM_0,
+        "top_k": MOST,
+        "top_p": SHARE,
+        "min_p": SHARE,
+        "repetition_penalty": ABOVE_0,
         "max_length": SIZE,
         "max_new_tokens": SIZE,
         "stop_strings": TEXTS,
     },
     "preprocessor_config.json": OF_IMAGES,
     "video_preprocessor_config.json": OF_IMAGES,
+    "processor_config.json": {"image_processor": OBJECT, "video_processor": OBJECT},
+    "tokenizer_config.json": {"added_tokens_decoder": ADDED},
 }
+# What is nested in a file: the fields of each part.
+NESTED: Mapping[str, Fields] = {"image_processor": OF_IMAGES, "video_processor": OF_IMAGES}
 
 
 def check_kinds(name: str, value: Any) -> None:
     """Raise FormatError for a field of a side file that is of another kind; value: its object."""
-    _check(name, value, "", OF_FILES.get(name, {}))
+    fields = OF_FILES.get(name, {})
+    _check(name, value, "", fields)
+    for part in fields.keys() & NESTED.keys():
+        _check(name, value.get(part) or {}, f"{part}.", NESTED[part])
 
 
 def check_config(source: Checkpoint) -> None:

@@ -67,6 +67,10 @@ def _strip_listed(config: Any) -> None:
     list(config["added_tokens_decoder"].values())[2]["rstrip"] = True
 
 
+def _null_listed(config: Any) -> None:
+    list(config["added_tokens_decoder"].values())[2]["lstrip"] = None
+
+
 def _rename_listed(config: Any) -> None:
     list(config["added_tokens_decoder"].values())[2]["content"] = "<|im_stop|>"
 
@@ -78,6 +82,8 @@ JSON: dict[str, tuple[str, Change]] = {
     "added-token-renamed": (TOKENIZER, added("content", "<|im_stop|>")),
     "added-token-not-special": (TOKENIZER, added("special", False)),
     "added-token-strips": (TOKENIZER, added("lstrip", True)),
+    "added-token-s-flag-null": (TOKENIZER, added("lstrip", None)),
+    "token-s-id-as-a-float": (TOKENIZER, lambda t: t["model"]["vocab"].update({"!": 0.0})),
     "added-token-lost": (TOKENIZER, lambda t: t["added_tokens"].pop()),
     "pre-tokenizer": (TOKENIZER, _split_by_spaces),
     "normalizer-lost": (TOKENIZER, put("normalizer", None)),
@@ -132,6 +138,8 @@ JSON: dict[str, tuple[str, Change]] = {
     "tokenizer-with-code": (TOKENIZER_CONFIG, put("auto_map", {"AutoTokenizer": ["x.T", None]})),
     "special-token-invented": (TOKENIZER_CONFIG, put("additional_special_tokens", ["<|new|>"])),
     "special-token-of-words": (TOKENIZER_CONFIG, put("extra_special_tokens", {"word": "the"})),
+    "listed-token-s-flag-null": (TOKENIZER_CONFIG, _null_listed),
+    "listed-tokens-as-a-list": (TOKENIZER_CONFIG, put("added_tokens_decoder", [])),
     "listed-token-strips": (TOKENIZER_CONFIG, _strip_listed),
     "listed-token-renamed": (TOKENIZER_CONFIG, _rename_listed),
     "template-for-tools": (

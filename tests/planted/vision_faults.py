@@ -94,7 +94,10 @@ def _set(artifact: Artifact, key: str, value: Any) -> str:
 def _recast(artifact: Artifact, key: str, kind: str) -> str:
     """Give a key another kind: llama.cpp aborts over it."""
     file = read_file(artifact.file(FILE))
-    file.pairs = [replace(p, kind=kind) if p.key == key else p for p in file.pairs]
+    value = (lambda v: [v]) if kind == "array[uint32]" else (lambda v: v)
+    file.pairs = [
+        replace(p, kind=kind, value=value(p.value)) if p.key == key else p for p in file.pairs
+    ]
     artifact.write(FILE, file.content())
     return key
 

@@ -35,6 +35,7 @@ RECAST = {
     "eps": ("clip.vision.attention.layer_norm_epsilon", "float64"),
     "mean": ("clip.vision.image_mean", "array[float64]"),
     "merge": ("clip.vision.spatial_merge_size", "int32"),
+    "file-type": ("general.file_type", "array[uint32]"),
 }
 REQUIRED = (
     "clip.vision.image_mean",

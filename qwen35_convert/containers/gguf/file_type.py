@@ -26,7 +26,9 @@ def file_type_failures(artifact: Checkpoint) -> Iterator[Failure]:
     if pair is None:
         return
     if pair.kind != KIND:
-        yield Failure(file.path.name, f"{KEY} is {pair.value!r} ({pair.kind}), expected {KIND}")
+        yield Failure(
+            file.path.name, f"{KEY} is {pair.value!r:.120} ({pair.kind}), expected {KIND}"
+        )
         return
     problem = _problem(artifact, pair.value)
     if problem:

@@ -26,6 +26,8 @@ from formats.gguf.vision import VisionTensor, mmproj_metadata, read_preprocessor
 from formats.tensor import TensorInfo
 from quant.ggml import codec
 from quant.mix.identify import MAIN_TYPES
+from qwen35_convert.containers.gguf.file_type import KEY as FILE_TYPE
+from qwen35_convert.containers.gguf.file_type import KIND
 from qwen35_convert.containers.gguf.keys import Reading, key_differences
 from qwen35_convert.containers.gguf.mmproj import mmproj_name
 from qwen35_convert.difference import first
@@ -36,7 +38,6 @@ MEAN, STD = "clip.vision.image_mean", "clip.vision.image_std"
 PROJECTOR, PROJECTOR_OF_IMAGES = "clip.projector_type", "clip.vision.projector_type"
 DEEPSTACK = "clip.vision.is_deepstack_layers"
 EPSILON = "clip.vision.attention.layer_norm_epsilon"
-FILE_TYPE = "general.file_type"
 # key: where a preprocessor says how large images may be
 PIXELS = {
     "clip.vision.image_min_pixels": ("min_pixels", "shortest_edge"),
@@ -138,6 +139,10 @@ def _file_type(
     """Yield the file type, if no weight has its type of those whose rows are whole blocks of it."""
     pair = file.kv.get(FILE_TYPE)
     if pair is None:
+        return
+    if pair.kind != KIND:
+        problem = f"{FILE_TYPE} is {pair.value!r:.120} ({pair.kind}), expected {KIND}"
+        yield Failure(file.path.name, problem)
         return
     free = [name for name, (target, _) in wanted.items() if target.kind == "out"]
     weights = [file.infos[name] for name in free if name in file.infos]

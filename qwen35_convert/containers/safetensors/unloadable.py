@@ -14,6 +14,7 @@ from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.config_fields import interval_types
 from qwen35_convert.failure import Failure
+from qwen35_convert.planning.image_sizes import image_sizes
 from qwen35_convert.planning.side_files import check_sides
 
 CONFIG = "config.json"
@@ -22,7 +23,8 @@ INTERVAL = "full_attention_interval"
 
 def unloadable(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the first side file, if any, and fields of config.json that disagree."""
-    yield from _sides(artifact)
+    sides = list(_sides(artifact))
+    yield from sides or (Failure(name, problem) for name, problem in image_sizes(artifact))
     yield from _sections(artifact.config)
     yield from _interval(artifact.config)
 

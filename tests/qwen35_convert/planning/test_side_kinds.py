@@ -19,7 +19,9 @@ from qwen35_convert.recipe.recipe import read_recipe
 from tests.variants import NANO, nano
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
-IMAGES = "preprocessor_config.json"
+IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+SETTINGS = "tokenizer_config.json"
+TOKEN = {"content": "<|im_end|>", "lstrip": False, "special": True}
 SPOILT: tuple[tuple[str, str, Any], ...] = (
     (GENERATION, "eos_token_id", "1984"),
     (GENERATION, "eos_token_id", [[1984]]),
@@ -41,7 +43,21 @@ SPOILT: tuple[tuple[str, str, Any], ...] = (
     (IMAGES, "size", {"longest_edge": 0, "shortest_edge": 65536}),
     (IMAGES, "max_pixels", "16777216"),
     ("video_preprocessor_config.json", "merge_size", "2"),
+    (GENERATION, "temperature", -1),
+    (GENERATION, "top_p", 5),
+    (GENERATION, "top_k", -5),
+    (GENERATION, "min_p", -0.1),
+    (GENERATION, "repetition_penalty", 0),
+    (PROCESSOR, "image_processor", "x"),
+    (PROCESSOR, "video_processor", [1]),
+    (SETTINGS, "added_tokens_decoder", []),
+    (SETTINGS, "added_tokens_decoder", "x"),
+    (SETTINGS, "added_tokens_decoder", {"1986": "<|im_end|>"}),
+    (SETTINGS, "added_tokens_decoder", {"1986": TOKEN | {"lstrip": None}}),
+    (SETTINGS, "added_tokens_decoder", {"1986": TOKEN | {"special": 1}}),
+    (SETTINGS, "added_tokens_decoder", {"1986": {"special": True}}),
 )
+NESTED = [(field, value) for name, field, value in SPOILT if name == IMAGES]
 FINE: tuple[tuple[str, str, Any], ...] = (
     (GENERATION, "eos_token_id", 1984),
     (GENERATION, "eos_token_id", None),
@@ -54,6 +70,13 @@ FINE: tuple[tuple[str, str, Any], ...] = (
     (IMAGES, "image_std", [1, 1, 1]),
     (IMAGES, "min_pixels", 3136),
     ("README.json", "eos_token_id", "x"),
+    (GENERATION, "temperature", 0),
+    (GENERATION, "top_k", -1),
+    (GENERATION, "top_p", 1.0),
+    (PROCESSOR, "image_processor", None),
+    (PROCESSOR, "image_processor", {"image_std": [1, 1, 1], "size": {"longest_edge": 5}}),
+    (SETTINGS, "added_tokens_decoder", {"1986": TOKEN}),
+    (SETTINGS, "added_tokens_decoder", {}),
 )
 CONFIG: tuple[tuple[str, str, Any], ...] = (
     ("text", "eos_token_id", "x"),
@@ -82,6 +105,14 @@ def test_a_field_of_another_kind_is_refused(name, field, value):
         check_kinds(name, {field: value})
     assert str(refusal.value).startswith(f"{name} {field} is ")
     assert "\n  fix   " in str(refusal.value)
+
+
+@pytest.mark.parametrize("part", ["image_processor", "video_processor"])
+@pytest.mark.parametrize(("field", "value"), NESTED)
+def test_so_is_a_nested_one(part, field, value):
+    with pytest.raises(FormatError) as refusal:
+        check_kinds(PROCESSOR, {part: {field: value}})
+    assert str(refusal.value).startswith(f"{PROCESSOR} {part}.{field} is ")
 
 
 @pytest.mark.parametrize(("name", "field", "value"), FINE)

@@ -60,6 +60,7 @@ from qwen35_convert.containers.safetensors.sides.tokenizer_config import (
 )
 from qwen35_convert.difference import first
 from qwen35_convert.failure import Failure
+from qwen35_convert.planning.side_files import check_side
 
 Judge = Callable[[Sides, Sides], Iterator[str]]
 # What holds a file against all that the source says; one that is the source's needs none of it.
@@ -91,10 +92,12 @@ def side_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[Failu
 
 
 def _judged(name: str, ours: Sides, theirs: Sides) -> Iterator[Failure]:
+    """Yield how a file differs, or why no engine reads it."""
     try:
+        check_side(name, ours.content(name) or b"")
         sentences = [sentence for judge in JUDGES[name] for sentence in judge(ours, theirs)]
     except FormatError as error:
-        sentences = [str(error).removeprefix(name).lstrip(": ")]
+        sentences = [error.without_fix().removeprefix(name).lstrip(": ")]
     yield from (Failure(name, sentence) for sentence in first(iter(sentences)))
 
 

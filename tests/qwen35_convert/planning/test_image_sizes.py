@@ -1,0 +1,45 @@
+"""Preprocessors that cut other patches than the vision tower takes are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwen35_convert.containers.registry import open_checkpoint
+from qwen35_convert.containers.safetensors.unloadable import unloadable
+from qwen35_convert.planning.image_sizes import SIZES, image_sizes
+from tests.variants import nano
+
+RIGHT = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
+FILES = {
+    "preprocessor_config.json": "",
+    "video_preprocessor_config.json": "",
+    "processor_config.json": "image_processor",
+}
+
+
+def source(folder, name, fields):
+    """Return the bundled model with these fields in one of its preprocessors."""
+    part = FILES[name]
+    return open_checkpoint(nano(folder / "in", files={name: {part: fields} if part else fields}))
+
+
+@pytest.mark.parametrize("field", SIZES)
+@pytest.mark.parametrize("name", FILES)
+def test_another_size_is_named(tmp_path, name, field):
+    other = RIGHT | {field: RIGHT[field] + 1}
+    ((file, problem),) = image_sizes(source(tmp_path, name, other))
+    said = f"{field} is {other[field]}, expected {RIGHT[field]} (vision_config.{SIZES[field]})"
+    assert (file, problem) == (name, f"{FILES[name]}.{said}".removeprefix("."))
+
+
+def test_verify_names_it_where_there_is_no_source(tmp_path):
+    opened = source(tmp_path, "processor_config.json", {"merge_size": 4})
+    (failure,) = unloadable(opened)
+    assert failure.tensor == "processor_config.json"
+    assert failure.problem.startswith("image_processor.merge_size is 4, expected 2")
+
+
+@pytest.mark.parametrize("fields", [RIGHT, {}, {"patch_size": None}])
+@pytest.mark.parametrize("name", FILES)
+def test_the_tower_s_own_and_none_are_not(tmp_path, name, fields):
+    assert list(image_sizes(source(tmp_path, name, fields))) == []
