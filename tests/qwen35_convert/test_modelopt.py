@@ -267,6 +267,55 @@ def test_its_own_file_alone_passes(artifact, nano):
     assert failures(artifact, nano) == []
 
 
+def set_own(out: Path, **fields: object) -> None:
+    """Say other things in ModelOpt's own file."""
+    content = json.loads((out / "hf_quant_config.json").read_text())
+    content["quantization"] |= fields
+    (out / "hf_quant_config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("algorithm", ["FP8", "NVFP4"])
+def test_a_cache_without_scales_is_its_exporters_default(artifact, nano, algorithm):
+    """`fp8_cast` caches at a scale of 1, and stores none."""
+    bits = 8 if algorithm == "FP8" else 4
+    scheme = {"dynamic": False, "num_bits": bits, "type": "float"}
+    set_own(artifact, kv_cache_quant_algo=algorithm)
+    edit_config(artifact, lambda c: c["quantization_config"].update(kv_cache_scheme=scheme))
+    assert failures(artifact, nano) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("kv_cache_quant_algo", "INT8", "kv_cache_quant_algo is 'INT8', expected 'FP8' or 'NVFP4'"),
+        ("kv_cache_quant_algo", 8, "kv_cache_quant_algo is 8, expected"),
+        ("exclude_modules", "lm_head", "exclude_modules is 'lm_head', expected a list of modules"),
+        ("exclude_modules", {}, "exclude_modules is {}, expected a list of modules"),
+        ("exclude_modules", [], "layers.0.linear_attn.in_proj_b is not quantised, and is not"),
+    ],
+)
+def test_what_its_own_file_says_of_nothing_stored_is_named(artifact, field, value, said):
+    set_own(artifact, **{field: value})
+    found = failures(artifact)
+    assert any(said in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kv_cache_quant_algo": "INT4"}, "kv_cache_quant_algo is 'INT4', expected"),
+        ({"kv_cache_scheme": "fp8"}, "kv_cache_scheme: is 'fp8', expected an object"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "kv_cache_scheme: type is 'int'"),
+        ({"kv_cache_scheme": {"num_bits": 2, "type": "float"}}, "num_bits is 2"),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": True}}, "dynamic is True"),
+    ],
+)
+def test_a_cache_that_no_engine_has_is_named(artifact, fields, said):
+    edit_config(artifact, lambda c: c["quantization_config"].update(fields))
+    found = failures(artifact)
+    assert any(said in text for text in found), found
+
+
 def test_experts_are_one_layer_of_a_mixed_one(tmp_path):
     source, out = moe(tmp_path / "in"), tmp_path / "out"
     rule = "quantize.rules=[{match: 'layers.*_attn.*', scheme: keep}]"

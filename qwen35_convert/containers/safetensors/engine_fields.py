@@ -34,8 +34,10 @@ from qwen35_convert.containers.safetensors.quantization_table import (
     FIELDS,
     JUDGED,
     LISTS,
+    MODELOPT_CACHE_FIELDS,
     NEEDED,
     RECORDS,
+    Row,
     odd_rows,
 )
 from qwen35_convert.difference import differences, first
@@ -43,6 +45,8 @@ from qwen35_convert.failure import Failure
 
 CONFIG, BLOCK = "config.json", "quantization_config"
 PER_TENSOR = ("fp8-tensor",)
+# By method: what the scheme of a cache may say.
+CACHES = {"compressed-tensors": CACHE_FIELDS, MODELOPT: CACHE_FIELDS | MODELOPT_CACHE_FIELDS}
 
 
 def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
@@ -55,11 +59,11 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
     method = block.get("quant_method")
     for problem in _problems(artifact, block, method):
         yield Failure(CONFIG, f"{BLOCK}: {problem}")
+    for problem in _cache_scheme(block.get(FIELD), CACHES.get(str(method))):
+        yield Failure(CONFIG, f"{BLOCK}: {FIELD}: {problem}")
     if method == "fp8":
         yield from _scale_format(artifact, block.get("scale_fmt", "float"))
     elif method == "compressed-tensors":
-        for problem in _cache_scheme(block.get(FIELD)):
-            yield Failure(CONFIG, f"{BLOCK}: {FIELD}: {problem}")
         yield from group_problems(block, _quantized(artifact), input_scales(artifact))
     elif method == MODELOPT:
         yield from modelopt_problems(block, _quantized(artifact), input_scales(artifact))
@@ -127,10 +131,12 @@ def _activations(artifact: Checkpoint, block: Mapping[str, Any], method: str) ->
         yield f"{field} is {got!r:.120}, {why}" + (f": {lost[0]} has none" if lost else "")
 
 
-def _cache_scheme(scheme: object) -> Iterator[str]:
-    """Yield the fields of a quantised cache that engines do not take."""
+def _cache_scheme(scheme: object, fields: Mapping[str, Row] | None) -> Iterator[str]:
+    """Yield the fields of a quantised cache that engines do not take; None: they read none."""
+    if fields is None:
+        return
     if isinstance(scheme, dict):
-        yield from odd_rows(scheme, CACHE_FIELDS, ARGS_RECORDS)
+        yield from odd_rows(scheme, fields, ARGS_RECORDS)
     elif scheme is not None:
         yield f"is {scheme!r:.120}, expected an object or null"
 

@@ -16,7 +16,7 @@ from formats.family.names import normalise
 from formats.family.packings import PACKINGS
 from formats.family.roles import ROLES
 from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, PLAIN, Engines
-from qwen35_convert.containers.safetensors.modelopt_fields import own_file
+from qwen35_convert.containers.safetensors.modelopt_fields import LISTED, own_file
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import LISTS
 from qwen35_convert.failure import Failure
@@ -24,8 +24,6 @@ from qwen35_convert.failure import Failure
 CONFIG = "config.json"
 # The field that lists what is quantised.
 POSITIVE = "quantized_layers"
-# The list of a quantiser's own file.
-LISTED = "exclude_modules"
 LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")
 # Names that engines give to fused modules; official lists hold some of them.
 FUSED_MODULES = ("in_proj_ba", "in_proj_qkvz", "qkv_proj", "gate_up_proj")

@@ -14,6 +14,7 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.json_file import read_object
+from formats.nearest import one_of
 from formats.safetensors.hf_quant import HF_QUANT, quantization_of
 from qwen35_convert.containers.safetensors.modelopt import (
     ALGORITHMS,
@@ -31,6 +32,11 @@ INPUTS = {"NVFP4": ("input_scale", "nvfp4a16"), "FP8": ("input_scale", "fp8-tens
 NUMBERS = ("weights", "input_activations")
 BITS = {scheme: 4 if scheme.startswith("nvfp4") else 8 for scheme in ALGORITHMS}
 SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
+# In which numbers engines may cache keys and values, by either file. Without scales they do so at
+# one of 1, as ModelOpt's exporter means it where it calibrates no cache.
+CACHES = (None, "FP8", "NVFP4")
+CACHE = "kv_cache_quant_algo"
+LISTED = "exclude_modules"
 # What both files say: the field, and what its absence means.
 SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
 
@@ -42,7 +48,7 @@ def modelopt_problems(
 
     scaled  the modules whose inputs have a scale beside the weight's parts
     """
-    said = (*_group_sizes(block), *_groups(block, quantized))
+    said = (*_group_sizes(block), *_groups(block, quantized), *_cache(block))
     yield from (Failure(CONFIG, f"{BLOCK}: {problem}") for problem in said)
     seen = set()
     for module, atom in quantized.items():
@@ -58,6 +64,12 @@ def modelopt_problems(
     for name in _layers(block):
         if not _covers(name, quantized):
             yield Failure(name, "is in quantized_layers, but no such module is quantised")
+
+
+def _cache(block: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what one of the two files says of a cache that no engine has."""
+    if block.get(CACHE) not in CACHES:
+        yield f"{CACHE} is {block[CACHE]!r:.120}, expected {one_of(map(repr, CACHES[1:]))} or null"
 
 
 def algorithm_of(module: str, block: Mapping[str, Any]) -> object:
@@ -135,6 +147,10 @@ def file_problems(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Fa
     own = own_file(artifact)
     if own is None and (artifact.folder / HF_QUANT).is_file():
         yield Failure(HF_QUANT, "says nothing of a quantisation, but engines read it")
+    yield from (Failure(HF_QUANT, problem) for problem in _cache(own or {}))
+    listed = (own or {}).get(LISTED)
+    if not isinstance(listed, list | None):
+        yield Failure(HF_QUANT, f"{LISTED} is {listed!r:.120}, expected a list of modules")
     for field, usual in SHARED.items() if own is not None else ():
         got, expected = (one.get(field) or usual for one in (own or {}, block))
         if got != expected:

@@ -95,6 +95,11 @@ CACHE_FIELDS: dict[str, Row] = {
     "dynamic": ((None, False), f"{_STATIC}, expected false"),
     "scale_dtype": ((None, "torch.bfloat16", "torch.float16", "torch.float32"), _STATIC),
 }
+# Of ModelOpt, whose cache may be NVFP4.
+MODELOPT_CACHE_FIELDS: dict[str, Row] = {
+    "num_bits": ((8, 4), "but engines cache keys and values in FP8 or NVFP4, expected 8 or 4"),
+    "group_size": ((None, 16), "but a group of NVFP4 has 16, expected 16"),
+}
 # What an absent field means.
 ARGS_DEFAULTS: dict[str, Any] = {
     "symmetric": True,
