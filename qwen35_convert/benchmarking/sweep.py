@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.recipe.parts import BenchSweep
+from qwen35_convert.recipe.parts import LONGEST, BenchSweep
 
 CONTEXT = 4096
-LONGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

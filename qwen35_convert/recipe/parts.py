@@ -6,16 +6,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from formats.chat_template import has_places
 from formats.nearest import one_of
 from quant.registry import SCHEMES
 from quant.scheme import Choices
 from qwen35_convert.sizes import parse_size
 
 MAX_GLOB = 500
+LONGEST = 1 << 20
+Count = Annotated[int, Field(ge=1, le=LONGEST)]
+"""Of tokens or sequences that `bench` times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,16 @@ class Export(Section):
             raise ValueError(f"Input should be {one_of(map(repr, FORMATS))}")
         return value
 
+    @field_validator("chat_template")
+    @classmethod
+    def _with_places(cls, value: str | None) -> str | None:
+        if value is not None and not has_places(value):
+            raise ValueError(
+                "is not the text of a template, which has places for messages; "
+                "--chat-template reads one from a file"
+            )
+        return value
+
     @field_validator("max_shard_size", mode="before")
     @classmethod
     def _bytes(cls, value: object) -> object:
@@ -209,8 +223,8 @@ class Verify(Section):
 class BenchSweep(Section):
     """What `bench` times of the artifact: prompts of these lengths, batches of these sizes."""
 
-    prefill: tuple[int, ...] = (512, 8192)
-    batch: tuple[int, ...] = (1, 8, 64)
+    prefill: tuple[Count, ...] = (512, 8192)
+    batch: tuple[Count, ...] = (1, 8, 64)
 
     @field_validator("prefill", "batch", mode="before")
     @classmethod

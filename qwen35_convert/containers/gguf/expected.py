@@ -55,6 +55,7 @@ from qwen35_convert.planning.select import check_whole, faults_dropped, policy_r
 from qwen35_convert.planning.side_files import check_sides, side_notes
 from qwen35_convert.recipe.parts import NEAREST
 from qwen35_convert.recipe.recipe import Recipe
+from qwen35_convert.recipe.unused import unused_notes
 
 
 def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
@@ -89,6 +90,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         *faults_dropped(source, gone),
         *_notes(source, tensors, chosen),
         *side_notes(source),
+        *unused_notes(recipe),
     )
     return Plan(
         container=CONTAINER,

@@ -39,6 +39,7 @@ from qwen35_convert.planning.select import check_whole, faults_dropped, policy_r
 from qwen35_convert.planning.side_files import check_sides, image_notes, side_notes, token_notes
 from qwen35_convert.recipe.parts import NEAREST, NO_CACHE
 from qwen35_convert.recipe.recipe import Recipe
+from qwen35_convert.recipe.unused import unused_notes
 
 
 def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Plan:
@@ -79,6 +80,7 @@ def make_folder_plan(source: Checkpoint, recipe: Recipe, *, widened: bool) -> Pl
             *_source_notes(source, gone, namespace),
             *_plan_notes(source, recipe, chosen, fused=fused),
             *rank_notes(written),
+            *unused_notes(recipe),
             *calibration_notes(recipe, written),
             *cache_notes(scales, recipe, mtp=mtp_layers > 0),
         ),
