@@ -47,6 +47,8 @@ def check_out(out: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
 
 def check_name(out: Path) -> None:
     """Refuse an OUT that the system takes for no name."""
+    if not out.name:
+        raise OutputError(str(out), "has no name of its own", "the name of a folder or file")
     try:
         for name in (out, partial_of(out)):
             with suppress(FileNotFoundError, NotADirectoryError):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import shutil
+from pathlib import Path
 
 import pytest
 
 from qwen35_convert.durable import check_place, save_file
 from qwen35_convert.errors import OutputError
 from qwen35_convert.junit import Case, Results
+from qwen35_convert.write.out import check_name
 from tests.qwen35_convert.command import called
 
 # Each with the file that it writes at the end.
@@ -98,6 +100,12 @@ def test_an_out_that_no_system_names_is_refused(here, name):
     assert done.returncode == 4, done.stderr
     assert "cannot be written" in done.stderr
     assert [path.name for path in here.iterdir()] == ["nano"]
+
+
+@pytest.mark.parametrize("out", [".", "/", "./"])
+def test_an_out_without_a_name_of_its_own_is_refused(out):
+    with pytest.raises(OutputError, match=r"^[./] has no name of its own, expected the name of"):
+        check_name(Path(out))
 
 
 @pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}.gguf", f"{'x' * 300}.safetensors"])
