@@ -48,19 +48,20 @@ def check_sides(source: Checkpoint) -> None:
     check_modules(source.sides)
     templates = read_templates(source.sides)
     for name, text in templates.texts.items():
-        where = templates.where[name]
         try:
-            compile_template(text, where)
+            compile_template(text, templates.where[name])
         except FormatError as error:
             raise FormatError(str(error), fix=ORIGINAL) from None
-        if not has_places(text):
-            got = f"says {text.strip()!r:.60} of every chat"
-            raise FormatError(where, got, "a template with places for messages", ORIGINAL)
 
 
 def side_notes(source: Checkpoint) -> Iterator[str]:
     """Yield what is to be known of the files that are carried along."""
-    yield from read_templates(source.sides).notes
+    templates = read_templates(source.sides)
+    yield from templates.notes
+    for name, text in templates.texts.items():
+        if not has_places(text):
+            said = f"{templates.where[name]} says {text.strip()!r:.60} of every chat"
+            yield f"{said}, and has no place for messages; {ORIGINAL}"
 
 
 def token_notes(source: Checkpoint) -> Iterator[str]:
