@@ -83,7 +83,13 @@ def test_products_are_started_and_waited_for_later(compiled):
 @needs_hopper
 @pytest.mark.parametrize(
     ("counts", "hidden", "inner"),
-    [(COUNTS, 384, 128), ((1, 65, 129), 256, 256), ((513, 0, 300), 2048, 512)],
+    [
+        (COUNTS, 384, 128),
+        ((1, 65, 129), 256, 256),
+        ((513, 0, 300), 2048, 512),
+        ((3, 130, 71), 1024, 1024),
+        ((3, 130, 70, 0, 64) * 90, 768, 128),  # several blocks for each program
+    ],
 )
 def test_experts_by_roles_compute_what_others_do(counts, hidden, inner):
     """Beside the kernels whose warps do all: sums of other orders, then codes next to a tie."""
