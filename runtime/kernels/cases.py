@@ -92,6 +92,7 @@ class CodesProduct(NamedTuple):
     card   the GPU's compute capability, (0, 0) without one
     dtype  of the product
     scale  dtype of the weight's scales
+    gluon  the GPU runs kernels in Gluon
     """
 
     card: tuple[int, int]
@@ -101,6 +102,7 @@ class CodesProduct(NamedTuple):
     scale: torch.dtype
     n: int
     k: int
+    gluon: bool
 
 
 class NormedRow(NamedTuple):

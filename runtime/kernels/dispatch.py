@@ -57,6 +57,7 @@ from runtime.kernels.cases import (
     Step,
 )
 from runtime.kernels.choice import NOTHING, Operation, Row, When, unless
+from runtime.kernels.waves import fits
 
 FEW_ROWS = 16
 DECODED_ROWS = 512
@@ -114,6 +115,17 @@ CUBLAS = When(
         and case.scale == torch.float32
         and case.n % 16 == 0
         and case.k % (16 if case.form == FP8_CHANNEL else 4 * GROUP) == 0
+    ),
+)
+BY_ROLES = When(
+    f"Triton 3.6 or later, {MANY_TOKENS} rows or more, block scales, n in whole blocks, "
+    "0.7 of the steps of cuBLAS's tiles, or less (waves)",
+    lambda case: (
+        case.gluon
+        and case.rows >= MANY_TOKENS
+        and case.form == FP8_BLOCK
+        and case.n % GROUP == 0
+        and fits(case.rows, case.n)
     ),
 )
 WIDE = When(
@@ -230,7 +242,10 @@ UPDATE = Operation("x W^T that the next norm adds to the residual stream", Produ
 CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
     Row("linear.rows.coded_rows", MANY_CODED,
         "H200, 64 rows, 27B gate and up 54 for 68 of cuBLAS, which fills them up to 128"),
-    Row("linear.product.scaled_mm", (CUBLAS, unless(*MANY_CODED)), "cuBLAS: 1300 TFLOP/s"),
+    Row("linear.product.scaled_mm", (CUBLAS, unless(*MANY_CODED), unless(BY_ROLES)),
+        "cuBLAS: 1300 TFLOP/s"),
+    Row("linear.roles.roles_linear", (CUBLAS, unless(*MANY_CODED), BY_ROLES),
+        "one wave of larger tiles: H200, 512 rows, 27B down 76 for 104 of cuBLAS, out 30 for 40"),
     Row("linear.product.tiled_codes", (unless(CUBLAS), unless(*MANY_CODED)),
         "what cuBLAS does not take"),
 ))  # fmt: skip

@@ -106,13 +106,15 @@ def jit(kernel: Callable[..., Any]) -> Any:
     return triton.jit(kernel) if HAS_TRITON else kernel
 
 
-def gluon_jit(kernel: Callable[..., Any]) -> Any:
+def gluon_jit(kernel: Callable[..., Any], **options: Any) -> Any:
     """Return `gluon.jit(kernel)`; without gluon the function itself, which is never called.
 
     Gluon is Triton's language of explicit layouts, for kernels whose warps have different parts.
     It has no interpreter.
+
+    options  of `gluon.jit`
     """
-    return gluon.jit(kernel) if HAS_GLUON else kernel
+    return gluon.jit(kernel, **options) if HAS_GLUON else kernel
 
 
 def configs(choices: Sequence[Mapping[str, int]]) -> list[Any]:

@@ -1,6 +1,6 @@
 """What kernels share whose warps have roles: a ring of stages on chip, products that are started.
 
-Chosen for: never alone; the kernels of moe.roles share it.
+Chosen for: never alone; the kernels of moe.roles and linear.roles share it.
 
 Four warps load into the ring and run ahead. Two groups of four warps multiply: while one works on
 its sums the other has the tensor cores. Such kernels are in Gluon, Triton's language of explicit
@@ -15,6 +15,11 @@ Shape letters: M rows and N columns of a product, K what it sums over.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
 from runtime.kernels.launch import HAS_GLUON, gl, gluon_jit
 
 if HAS_GLUON:
@@ -23,14 +28,31 @@ if HAS_GLUON:
         warpgroup_mma,
         warpgroup_mma_wait,
     )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     # Triton 3.7 has renamed it
     barrier = getattr(gl, "thread_barrier", None) or gl.barrier
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TILE = 128
 # Three parts of four warps: 168 registers each are all that a multiprocessor has. Those that load
 # leave some of theirs (LOAD) to those that multiply (MULTIPLY).
 PARTS = {"num_warps": 4, "maxnreg": 168}
+
+
+@cache
+def multiprocessors(gpu: int) -> int:
+    """Return how many multiprocessors a GPU has: programs as large as one."""
+    return torch.cuda.get_device_properties(gpu).multi_processor_count
+
+
+def tiles(values: Tensor, rows: int = TILE, columns: int = TILE) -> Any:
+    """Return a descriptor of a matrix for bulk copies of tiles of so many rows and columns."""
+    size = values.element_size()
+    layout = gl.NVMMASharedLayout(min(columns * size, 128), 8 * size)
+    return TensorDescriptor.from_tensor(values, [rows, columns], layout)
 
 
 @gluon_jit

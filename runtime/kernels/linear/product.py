@@ -39,10 +39,11 @@ from runtime.kernels.encode.rows import (
     quantize_rows,
     quantize_rows_reference,
 )
-from runtime.kernels.launch import capability, use_triton
+from runtime.kernels.launch import capability, gluon_runs, use_triton
 from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
+from runtime.kernels.linear.roles import roles_linear
 from runtime.kernels.linear.row import row_linear
 from runtime.kernels.linear.rows import (
     coded_parts,
@@ -202,8 +203,9 @@ def codes_update(codes: Codes, weight: Weight, like: Tensor) -> Tensor | Parts:
 
 
 def _codes_case(weight: Fp8Weight, like: Tensor) -> CodesProduct:
-    card, form, scale = capability(like.get_device()), weight.form[0], weight.scale.dtype
-    return CodesProduct(card, like.shape[0], like.dtype, form, scale, *weight.shape)
+    gpu, (n, k), scale = like.get_device(), weight.shape, weight.scale.dtype
+    card, gluon, form = capability(gpu), gluon_runs(gpu), weight.form[0]
+    return CodesProduct(card, like.shape[0], like.dtype, form, scale, n, k, gluon)
 
 
 def scaled_mm(x: Codes, weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
@@ -226,7 +228,7 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
 
 
 _codes = CODES.remembered(CODES.choose)
-_codes_product = CODES_PRODUCT.bind(coded_rows, scaled_mm, tiled_codes)
+_codes_product = CODES_PRODUCT.bind(coded_rows, scaled_mm, roles_linear, tiled_codes)
 _codes_update = CODES_UPDATE.bind(coded_parts, codes_linear)
 _products = PRODUCTS.bind(few_products, rows_products, each_linear)
 _update = UPDATE.bind(few_parts, rows_parts, quantised_update, linear)

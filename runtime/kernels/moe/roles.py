@@ -13,23 +13,16 @@ pairs of one expert.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from runtime.kernels.encode.rows import Codes, quantize_rows
-from runtime.kernels.launch import HAS_GLUON, gl
 from runtime.kernels.linear.weight import BLOCK
 from runtime.kernels.moe import roles_down, roles_gate_up
 from runtime.kernels.moe.roles_down import down_kernel
 from runtime.kernels.moe.roles_gate_up import gate_up_kernel
 from runtime.kernels.moe.sort import expert_blocks
 from runtime.kernels.moe.sum import Pairs
-from runtime.kernels.ring import TILE
-
-if HAS_GLUON:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from runtime.kernels.ring import TILE, multiprocessors, tiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,11 +48,11 @@ def roles_pairs(
     x, x_scale = codes or quantize_rows(x_TH, BLOCK)
     inner_codes = Codes.room(num_pairs, inner, x.device, multiple=1)
     out_PH = x_TH.new_empty((num_pairs, hidden))
-    programs = (_multiprocessors(x.get_device()),)
+    programs = (multiprocessors(x.get_device()),)
     gate_up_kernel[programs](
         x,
         x_scale,
-        _tiles(gate_up.values.flatten(0, 1)),
+        tiles(gate_up.values.flatten(0, 1)),
         gate_up.scale,
         order_P,
         blocks_B3,
@@ -76,9 +69,9 @@ def roles_pairs(
         **roles_gate_up.OPTIONS,
     )
     down_kernel[programs](
-        _tiles(inner_codes.codes),
+        tiles(inner_codes.codes),
         inner_codes.scale,
-        _tiles(down.values.flatten(0, 1)),
+        tiles(down.values.flatten(0, 1)),
         down.scale,
         order_P,
         blocks_B3,
@@ -91,14 +84,3 @@ def roles_pairs(
         **roles_down.options(inner // BLOCK),
     )
     return Pairs(out_PH, k)
-
-
-@cache
-def _multiprocessors(gpu: int) -> int:
-    return torch.cuda.get_device_properties(gpu).multi_processor_count
-
-
-def _tiles(codes: Tensor) -> Any:
-    """Return a descriptor of rows of codes whose tiles are 128 rows and columns."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8)
-    return TensorDescriptor.from_tensor(codes, [TILE, TILE], layout)

@@ -78,7 +78,7 @@ def copied(text):
 
 
 if __name__ == "__main__":
-    roles._multiprocessors = lambda gpu: 132
+    roles.multiprocessors = lambda gpu: 132
     found = {f"{hidden} {inner}": experts(hidden, inner) for hidden, inner in SIZES}
     made = {name: [facts(*launch) for launch in each] for name, each in found.items()}
     sys.stdout.write(json.dumps(made))

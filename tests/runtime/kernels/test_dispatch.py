@@ -86,9 +86,10 @@ def inputs():
 def codes_products():
     cards = ((9, 0), (8, 0), (0, 0))
     for card, rows, dtype, (form, _), scale, size in itertools.product(
-        cards, (8, 9, 64, 65), DTYPES, FP8, SCALES, SIZES
+        cards, (8, 9, 64, 65, 255, 400, 512), DTYPES, FP8, SCALES, SIZES
     ):
-        yield CodesProduct(card, rows, dtype, form, scale, *size)
+        for gluon in (False, card == (9, 0)):
+            yield CodesProduct(card, rows, dtype, form, scale, *size, gluon)
 
 
 def normed_rows():
@@ -237,7 +238,15 @@ def codes_product_before(case):
         and case.n % 16 == 0
         and case.k % (16 if case.form == FP8_CHANNEL else 4 * BLOCK) == 0
     )
+    if cublas and by_roles(case):
+        return "linear.roles.roles_linear"
     return "linear.product.scaled_mm" if cublas else "linear.product.tiled_codes"
+
+
+def by_roles(case):
+    """Of the sizes only one has tiles for more than a wave, and for but one of larger tiles."""
+    form = case.gluon and case.form == FP8_BLOCK
+    return form and case.rows in (400, 512) and (case.n, case.k) == (5120, 17408)
 
 
 def apart(case):
