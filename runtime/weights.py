@@ -18,7 +18,7 @@ from torch import Tensor
 from formats.family.config import Config
 from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.cases import SEVERAL
-from runtime.kernels.linear.weight import Weight, form_of
+from runtime.kernels.linear.weight import Weight, adjacent, form_of, joined_rows
 from runtime.kernels.moe.layer import MoeWeights
 
 
@@ -27,6 +27,8 @@ class Gdn:
     """Gated delta rule. Rows of qkvz: q, k, v, z; of ba: b, which becomes beta, then a, the decay.
 
     qkvz [C + V*v, H], ba [2V, H], conv [C, 1, K], dt_bias and A_log [V], norm [v], out [H, V*v]
+
+    On a GPU ba lies behind qkvz in memory if both are floats: they are one product of a prompt.
     """
 
     qkvz: Weight
@@ -36,6 +38,13 @@ class Gdn:
     A_log: Tensor
     norm: Tensor
     out: Weight
+
+    def __post_init__(self) -> None:
+        on_gpu = isinstance(self.ba, Tensor) and self.ba.is_cuda
+        if not on_gpu or joined_rows(self.qkvz, self.ba) is not None:
+            return
+        for name, weight in zip(("qkvz", "ba"), adjacent(self.qkvz, self.ba), strict=True):
+            object.__setattr__(self, name, weight)
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,9 @@ class Product(NamedTuple):
 class Products(NamedTuple):
     """x [rows, k] times two stored weights: fields of the first one as in `Product`.
 
-    card   the GPU's compute capability, (0, 0) without one
-    coded  there are codes of x
+    card    the GPU's compute capability, (0, 0) without one
+    coded   there are codes of x
+    joined  the weights are floats, the second one behind the first in memory
     """
 
     gpu: bool
@@ -74,6 +75,7 @@ class Products(NamedTuple):
     form: str
     card: tuple[int, int]
     coded: bool
+    joined: bool
 
 
 class Inputs(NamedTuple):
@@ -150,11 +152,13 @@ class Step(NamedTuple):
 
     states  rows times value heads
     each    tokens of a sequence
+    group   value heads of a key head
     """
 
     gpu: bool
     states: int
     each: int
+    group: int
 
 
 class RuleOutput(NamedTuple):

@@ -28,6 +28,7 @@ from runtime.kernels.delta_rule.conv1d import taps
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import heads_first, recurrence
 from runtime.kernels.delta_rule.states import gated_delta_step
+from runtime.kernels.delta_rule.whole import whole_heads
 from runtime.kernels.delta_rule.within import convolved_within, rows_each
 from runtime.kernels.dispatch import RULE_STEP
 from runtime.kernels.launch import use_triton, widen
@@ -91,7 +92,12 @@ def mixed_step(
                                its slot if that is but one; negative for padding: nothing written
     """
     step = _step(
-        Step(use_triton(qkv_DC), slots_D.numel() * rule.values[0], rows_each(sources_B, slots_D))
+        Step(
+            use_triton(qkv_DC),
+            slots_D.numel() * rule.values[0],
+            rows_each(sources_B, slots_D),
+            rule.values[0] // rule.keys[0],
+        )
     )
     y_DVv: Tensor = step(qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool, sources_B, slots_D)
     return y_DVv
@@ -115,4 +121,4 @@ def convolved_before(
     return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
 
 
-_step = RULE_STEP.bind(mixed_step_reference, convolved_within, convolved_before)
+_step = RULE_STEP.bind(mixed_step_reference, whole_heads, convolved_within, convolved_before)

@@ -60,7 +60,7 @@ def convolved_within(
     slots_D: Tensor,
 ) -> Tensor:
     """Return `mixed_step`, convolved in the kernel of the rule, the norm in one of its own."""
-    _check(qkv_DC, z_DVv, rule, conv_pool, state_pool)
+    check_step(qkv_DC, z_DVv, rule, conv_pool, state_pool)
     (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(sources_B)
     channels, _, taps = rule.conv_C1K.shape
     each = rows_each(sources_B, slots_D)
@@ -116,7 +116,8 @@ def convolved_within(
     return y
 
 
-def _check(qkv: Tensor, z: Tensor, rule: Rule, conv_pool: Tensor, state_pool: Tensor) -> None:
+def check_step(qkv: Tensor, z: Tensor, rule: Rule, conv_pool: Tensor, state_pool: Tensor) -> None:
+    """Assert that inputs, weights and pools fit each other."""
     (heads, dv), (_, dk) = rule.values, rule.keys
     channels, _, taps = rule.conv_C1K.shape
     assert qkv.shape[1] == channels, "one filter for each channel"

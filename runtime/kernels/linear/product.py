@@ -59,6 +59,7 @@ from runtime.kernels.linear.weight import (
     Weight,
     dequant,
     form_of,
+    joined_rows,
     linear_fp8_reference,
     product_reference,
     scale_edge,
@@ -124,9 +125,18 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
 def linears(x_MK: Tensor, weights: Sequence[Weight], codes: Codes | None) -> tuple[Tensor, ...]:
     """Return `linear` of rows x with each of two weights, of which the second one is small."""
     card, coded = capability(x_MK.get_device()), codes is not None
-    case = Products(*_case(x_MK, weights[0])[:-1], card, coded)
+    joined = joined_rows(*weights) is not None
+    case = Products(*_case(x_MK, weights[0])[:-1], card, coded, joined)
     products: tuple[Tensor, ...] = _products(case)(x_MK, *weights, codes=codes)
     return products
+
+
+def joined_linear(x_MK: Tensor, *weights: Tensor, codes: Codes | None) -> tuple[Tensor, ...]:
+    """Return `each_linear` by one product with weights that are one in memory; rows are apart."""
+    assert codes is None, "float weights take no codes"
+    whole = joined_rows(*weights)
+    assert whole is not None, "the weights must follow one another"
+    return torch.split(linear(x_MK, whole), [weight.shape[0] for weight in weights], -1)
 
 
 def each_linear(x_MK: Tensor, *weights: Weight, codes: Codes | None) -> tuple[Tensor, ...]:
@@ -230,7 +240,7 @@ def _check(x_MK: Tensor, weight: Fp8Weight) -> None:
 _codes = CODES.remembered(CODES.choose)
 _codes_product = CODES_PRODUCT.bind(coded_rows, scaled_mm, roles_linear, tiled_codes)
 _codes_update = CODES_UPDATE.bind(coded_parts, codes_linear)
-_products = PRODUCTS.bind(few_products, rows_products, each_linear)
+_products = PRODUCTS.bind(few_products, rows_products, joined_linear, each_linear)
 _update = UPDATE.bind(few_parts, rows_parts, quantised_update, linear)
 _product = PRODUCT.bind(
     linear_reference,

@@ -124,6 +124,32 @@ def stored_bytes(weight: Weight) -> int:
     return weight.nbytes if isinstance(weight, Tensor) else weight.words.nbytes
 
 
+def adjacent(first: Weight, second: Weight) -> tuple[Weight, Weight]:
+    """Return both weights, the second behind the first in memory if they are floats of one dtype.
+
+    `joined_rows` then finds the one weight [N1 + N2, K] that they are.
+    """
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return first, second
+    if first.dtype != second.dtype:
+        return first, second
+    whole = torch.cat([first, second])
+    return whole[: first.shape[0]], whole[first.shape[0] :]
+
+
+def joined_rows(first: Weight, second: Weight) -> Tensor | None:
+    """Return the one weight that two are in memory, if they are."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return None
+    storages = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
+    behind = second.data_ptr() == first.data_ptr() + first.nbytes
+    alike = first.dtype == second.dtype and first.shape[1:] == second.shape[1:]
+    if not (behind and alike and storages[0] == storages[1] and first.is_contiguous()):
+        return None
+    rows = first.shape[0] + second.shape[0]
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
 def check_rows(x_MK: Tensor, most: int, *weights: Stored) -> tuple[int, int]:
     """Return the numbers of rows, at most so many, and of columns."""
     rows, k = x_MK.shape

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GATED_TILE = 4096
+# 512 tokens of 0.8B: 3.2 us, 4.4 in tiles of 4096
+_FEW_NUMBERS, _SMALL_TILE = 1 << 20, 1024
 
 
 class Gate(NamedTuple):
@@ -57,7 +59,8 @@ def gated_rmsnorm(o_TVd: Tensor, z_TVd: Tensor, weight_d: Tensor, eps: float) ->
         return gated_rmsnorm_reference(o_TVd, z_TVd, weight_d, eps)
     (num_tokens, num_heads, d), block = o_TVd.shape, power_of_two(o_TVd.shape[2])
     y = torch.empty(o_TVd.shape, dtype=o_TVd.dtype, device=o_TVd.device)
-    rows = max(1, min(_GATED_TILE // block, power_of_two(num_tokens)))
+    tile = _SMALL_TILE if o_TVd.numel() <= _FEW_NUMBERS else _GATED_TILE
+    rows = max(1, min(tile // block, power_of_two(num_tokens)))
     _gated_rmsnorm_kernel[(-(-num_tokens // rows), num_heads)](
         o_TVd,
         z_TVd,

@@ -19,6 +19,7 @@ from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
 from runtime.kernels.delta_rule import prefill, within
+from runtime.kernels.delta_rule import whole as whole_rule
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import Rule
@@ -99,6 +100,14 @@ def delta_rule(rows, sequences):
     gate = gated.Gate(z, rule.norm_v, 1e-6)
     for each in (None, gate):
         launch_step(*rule.split(qkv), a, a, head, head, pools[1], at[1], each)
+
+
+def whole_heads(rows, sequences):
+    channels, head = 3 * 16 * 128, some(16)
+    qkv, z, a = some(rows, channels), some(rows, 16, 128), some(rows, 16)
+    rule = Rule(some(channels, 1, 4), head, head, some(128), (16, 128), (16, 128), 1e-6)
+    pools = some(16, channels, 3), some(16, 16, 128, 128, dtype=torch.float32)
+    whole_rule.whole_heads(qkv, z, a, a, rule, *pools, whole(sequences), whole(rows))
 
 
 def prompt(tokens=512):
@@ -207,6 +216,7 @@ def cases():
     delta_rule(1, 1)
     delta_rule(4, 1)
     delta_rule(16, 16)
+    whole_heads(2, 2)
     prompt()
     prompt(8192)
     norms(2048)

@@ -74,8 +74,8 @@ def products():
 def pairs():
     cards = ((9, 0), (8, 0), (0, 0))
     for gpu, rows, k, dtype, (form, _) in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, STORED):
-        for card, coded in itertools.product(cards, BOTH):
-            yield Products(gpu, rows, k, dtype, form, card, coded)
+        for card, coded, joined in itertools.product(cards, BOTH, (False, form == FLOAT)):
+            yield Products(gpu, rows, k, dtype, form, card, coded, joined)
 
 
 def inputs():
@@ -126,7 +126,7 @@ CASES = {
         Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
     Step: lambda: itertools.starmap(
-        Step, itertools.product(BOTH, (16, 48, 255, 256, 384, 3072), (1, 4))
+        Step, itertools.product(BOTH, (16, 32, 33, 48, 255, 256, 384, 3072), (1, 4), (1, 3))
     ),
     RuleOutput: lambda: itertools.starmap(RuleOutput, itertools.product(BOTH, (64, 128), BOTH)),
     Draw: lambda: itertools.starmap(Draw, itertools.product(BOTH, (torch.bfloat16, torch.float32))),
@@ -210,7 +210,8 @@ def products_before(case):
     coded = case.gpu and many(case) and case.dtype == torch.bfloat16 and case.coded
     if to_64(case) or (coded and case.card == (9, 0)):
         return "linear.rows.rows_products"
-    return "linear.product.each_linear"
+    joined = case.gpu and case.joined
+    return "linear.product." + ("joined_linear" if joined else "each_linear")
 
 
 def update_before(case):
@@ -316,6 +317,8 @@ def one_token_before(case):
 def rule_step_before(case):
     if not case.gpu:
         return "delta_rule.mixed_step.mixed_step_reference"
+    if case.group == case.each == 1 and case.states <= 32:
+        return "delta_rule.whole.whole_heads"
     if case.each > 1 or case.states < 256:
         return "delta_rule.within.convolved_within"
     return "delta_rule.mixed_step.convolved_before"

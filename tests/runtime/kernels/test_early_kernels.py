@@ -39,6 +39,9 @@ BEFORE = {
     "delta_rule.solve._gates_kernel": "start_next",
     "delta_rule.solve._solve_kernel": "start_next",
     "delta_rule.step._step_kernel": "A_log dt_bias pool slots start_next",
+    "delta_rule.whole._heads_kernel": (
+        "A_log conv_pool dt_bias filters norm pool slots start_next"
+    ),
     "delta_rule.within._norm_kernel": "slots sources start_next weight",
     "delta_rule.within._rule_kernel": (
         "A_log conv_pool dt_bias filters pool slots sources start_next"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from runtime.kernels.attention import prefill
 from runtime.kernels.attention.decode import attention_decode
 from runtime.kernels.attention.prefill import attention_prefill
 from runtime.kernels.attention.reference import (
@@ -206,7 +207,10 @@ def test_the_prefill_kernel_sees_what_the_reference_sees(
     assert distance(got, expected) < FLOAT32
 
 
-def test_the_prefill_kernel_takes_larger_blocks_of_long_prompts(interpreter):
+@pytest.mark.parametrize("places", [132, 4])
+def test_the_prefill_kernel_takes_larger_blocks_of_long_prompts(places, monkeypatch, interpreter):
+    """Where a GPU has not enough places for smaller ones."""
+    monkeypatch.setattr(prefill, "_PLACES", places)
     (q, gate), (k, v) = heads(150, 2, 16), pools(1, 16)
     args = q, gate, k, v, torch.tensor([3]), torch.tensor([0, 150]), torch.tensor([10])
     assert distance(attention_prefill(*args), attention_prefill_reference(*args)) < FLOAT32

@@ -8,80 +8,85 @@ from runtime.kernels.delta_rule.rule import Rule
 
 # A dozen roundings, in a norm of a small output.
 FLOAT32 = 2**-16
-KEYS, VALUES = (2, 16), (6, 24)
-CHANNELS = 2 * 2 * 16 + 6 * 24
+VALUES = (6, 24)
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def rule():
+def channels(keys):
+    return 2 * keys * 16 + 6 * 24
+
+
+def rule(keys):
     return Rule(
-        conv_C1K=normal(CHANNELS, 1, 4, seed=1) / 2,
+        conv_C1K=normal(channels(keys), 1, 4, seed=1) / 2,
         A_log=torch.linspace(-3, 0.5, 6),
         dt_bias=normal(6, seed=2),
         norm_v=torch.linspace(0.5, 2, 24),
-        keys=KEYS,
+        keys=(keys, 16),
         values=VALUES,
         eps=1e-6,
     )
 
 
-def inputs(batch):
+def inputs(batch, keys):
     """Rows of two products."""
-    qkvz, ba = normal(batch, CHANNELS + 6 * 24, seed=3), normal(batch, 12, seed=4)
+    qkvz, ba = normal(batch, channels(keys) + 6 * 24, seed=3), normal(batch, 12, seed=4)
     b, a = ba.chunk(2, -1)
-    return qkvz[:, :CHANNELS], qkvz[:, CHANNELS:].view(batch, 6, 24), a, b
+    return qkvz[:, : channels(keys)], qkvz[:, channels(keys) :].view(batch, 6, 24), a, b
 
 
-def pools():
-    return normal(4, CHANNELS, 3, seed=5), normal(4, 6, 16, 24, seed=6)
+def pools(keys, count=4):
+    return normal(count, channels(keys), 3, seed=5), normal(count, 6, 16, 24, seed=6)
 
 
-@pytest.mark.parametrize("few", [256, 1])
-def test_both_ways_do_what_the_reference_does(few, interpreter, thresholds):
-    """Two kernels for all, or first the convolution; padding gives zeros and moves nothing."""
+@pytest.mark.parametrize(("keys", "few"), [(2, 256), (2, 1), (6, 256)])
+def test_all_ways_do_what_the_reference_does(keys, few, interpreter, thresholds):
+    """Two kernels, or first the convolution, or one; padding gives zeros and moves nothing."""
     thresholds(FEW_STATES=few)
-    slots, got, expected = torch.tensor([3, -1, 0]), pools(), pools()
-    y = mixed_step(*inputs(3), rule(), *got, slots, slots)
-    wanted = mixed_step_reference(*inputs(3), rule(), *expected, slots, slots)
+    slots, got, expected = torch.tensor([3, -1, 0]), pools(keys), pools(keys)
+    y = mixed_step(*inputs(3, keys), rule(keys), *got, slots, slots)
+    wanted = mixed_step_reference(*inputs(3, keys), rule(keys), *expected, slots, slots)
     assert ((y - wanted).norm() / wanted.norm()).item() < FLOAT32
     assert not y[1].any()
-    for ours, theirs, before in zip(got, expected, pools(), strict=True):
+    for ours, theirs, before in zip(got, expected, pools(keys), strict=True):
         assert ((ours - theirs).norm() / theirs.norm()).item() < FLOAT32
         assert torch.equal(ours[1:3], before[1:3])
         assert not torch.equal(ours[::3], before[::3])
 
 
-def one_by_one(rows, before, source):
+def one_by_one(rows, before, source, keys):
     """Return the outputs and what each row leaves, every token in a step of its own."""
     conv, state = (pool[source : source + 1].clone() for pool in before)
     outputs, left = [], []
     for row in range(len(rows[0])):
         one = (x[row : row + 1] for x in rows)
         slot = torch.tensor([0])
-        outputs.append(mixed_step_reference(*one, rule(), conv, state, slot, slot))
+        outputs.append(mixed_step_reference(*one, rule(keys), conv, state, slot, slot))
         left.append((conv[0].clone(), state[0].clone()))
     return torch.cat(outputs), left
 
 
-@pytest.mark.parametrize("kernel", [False, True])
+@pytest.mark.parametrize(("keys", "kernel"), [(2, False), (2, True)])
 @pytest.mark.parametrize("each", [2, 5])
-def test_each_token_of_a_sequence_leaves_its_state_in_a_slot_of_its_own(each, kernel, request):
+def test_each_token_of_a_sequence_leaves_its_state_in_a_slot_of_its_own(
+    each, keys, kernel, request
+):
     """Whichever slot a sequence continues; more tokens than the convolution has taps, too."""
     if kernel:
         request.getfixturevalue("interpreter")
     count = 2 * each + 1
-    before = normal(count, CHANNELS, 3, seed=5), normal(count, 6, 16, 24, seed=6)
-    rows, got = inputs(3 * each), [pool.clone() for pool in before]
+    before = pools(keys, count)
+    rows, got = inputs(3 * each, keys), [pool.clone() for pool in before]
     slots = torch.tensor([*range(each), *[-1] * each, *range(each, 2 * each)])
     sources = torch.tensor([each - 1, -1, each])
-    y = mixed_step(*rows, rule(), *got, sources, slots)
+    y = mixed_step(*rows, rule(keys), *got, sources, slots)
     assert not y[each : 2 * each].any()
     for n in (0, 2):
         own = slice(n * each, (n + 1) * each)
-        wanted, left = one_by_one([x[own] for x in rows], before, sources[n])
+        wanted, left = one_by_one([x[own] for x in rows], before, sources[n], keys)
         assert ((y[own] - wanted).norm() / wanted.norm()).item() < FLOAT32
         for slot, kept in zip(slots[own], left, strict=True):
             for pool, expected in zip(got, kept, strict=True):

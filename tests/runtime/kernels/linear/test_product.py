@@ -10,6 +10,8 @@ from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear import product
 from runtime.kernels.linear.product import (
     codes_for,
+    each_linear,
+    joined_linear,
     linear,
     linear_fp8_dynamic_reference,
     linear_reference,
@@ -18,8 +20,10 @@ from runtime.kernels.linear.product import (
 )
 from runtime.kernels.linear.weight import (
     Fp8Weight,
+    adjacent,
     dequant,
     dequant_reference,
+    joined_rows,
     linear_fp8_reference,
 )
 from runtime.kernels.norm.rms import Parts
@@ -248,3 +252,26 @@ def test_codes_of_x_take_its_place_where_the_weight_takes_codes(interpreter):
     of_x, nothing = quantize_rows(x, 128, 16), torch.full_like(x, torch.nan)
     assert torch.equal(linear(nothing, weight, of_x), linear(x, weight))
     assert torch.equal(linear(x, other, of_x), linear(x, other))
+
+
+def test_two_weights_that_lie_together_are_one_product():
+    """Sums of 30 products in another order: sqrt(30) * 2^-24."""
+    first, second = adjacent(normal(9, 30, seed=1), normal(4, 30, seed=2))
+    assert torch.equal(joined_rows(first, second), torch.cat([first, second]))
+    x = normal(70, 30)
+    apart = each_linear(x, first.clone(), second.clone(), codes=None)
+    for got, expected in zip(joined_linear(x, first, second, codes=None), apart, strict=True):
+        assert ((got - expected).norm() / expected.norm()).item() < 4e-7
+
+
+def test_only_floats_of_one_dtype_behind_one_another_are_joined():
+    first, second, third = (normal(8, 32, seed=seed) for seed in range(3))
+    fp8 = Fp8Weight(first.to(torch.float8_e4m3fn), torch.ones(1, 1))
+    for pair in ((fp8, second), (first, second.bfloat16())):
+        assert all(x is y for x, y in zip(adjacent(*pair), pair, strict=True))
+        assert joined_rows(*pair) is None
+    assert joined_rows(first, second) is None
+    whole = torch.cat([first, second, third])
+    assert joined_rows(whole[:8], whole[16:]) is None
+    assert joined_rows(whole[8:16], whole[:8]) is None
+    assert joined_rows(whole[:8], whole[8:].view(32, 16)) is None

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 from runtime.kernels.encode.rows import Codes, quantize_rows
+from runtime.kernels.norm import gated
 from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes, gated_rmsnorm_reference
 from runtime.kernels.norm.rms import add_rmsnorm, add_rmsnorm_reference, rmsnorm, rmsnorm_reference
 
@@ -102,9 +103,12 @@ def test_some_rows_are_normed_as_they_are_among_all():
     assert torch.equal(rmsnorm(x, w, EPS, rows_R=rows), rmsnorm(x, w, EPS)[rows])
 
 
+@pytest.mark.parametrize("few", [1 << 20, 0])
 @pytest.mark.parametrize(("num_tokens", "num_heads", "d"), [(1, 3, 16), (5, 2, 24), (70, 1, 128)])
 @pytest.mark.usefixtures("interpreter")
-def test_the_gated_kernel_agrees_with_its_reference(num_tokens, num_heads, d):
+def test_the_gated_kernel_agrees_with_its_reference(num_tokens, num_heads, d, few, monkeypatch):
+    """In small tiles and in large ones."""
+    monkeypatch.setattr(gated, "_FEW_NUMBERS", few)
     o = normal(num_tokens, num_heads, d)
     z = normal(num_tokens, num_heads * d + 5, seed=1)[:, 2:-3].unflatten(1, (num_heads, d))
     w = normal(d, seed=2)
