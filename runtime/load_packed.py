@@ -15,7 +15,7 @@ from quant.fourbit.int4 import Int4
 from quant.fourbit.nvfp4 import Nvfp4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.stored import Value
-from runtime.kernels.dispatch import HOPPER
+from runtime.kernels.conditions import HOPPER
 from runtime.kernels.linear.packed import (
     INT4_GROUPS,
     PackedWeight,

@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from runtime.kernels import dispatch
+from runtime.kernels import conditions, dispatch
 from runtime.kernels.launch import HAS_TRITON, interpreting
 
 
@@ -38,7 +38,7 @@ def thresholds(monkeypatch):
 
     def move(**values):
         for name, value in values.items():
-            monkeypatch.setattr(dispatch, name, value)
+            monkeypatch.setattr(conditions, name, value)
         forget()
 
     yield move

@@ -27,13 +27,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.cases import Added, NormedRow
-from runtime.kernels.dispatch import (
-    A_FEW_ROWS,
-    LARGE_WEIGHT,
-    ROW_ADDED,
-    ROW_NORM,
-    ROW_PRODUCTS,
-)
+from runtime.kernels.conditions import A_FEW_ROWS, LARGE_WEIGHT
+from runtime.kernels.dispatch import ROW_ADDED, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.row_parts import normed

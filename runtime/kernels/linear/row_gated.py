@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.functional import silu
 
-from runtime.kernels.dispatch import A_FEW_ROWS
+from runtime.kernels.conditions import A_FEW_ROWS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.row import MOST_REGISTERS, SHORT, is_normed_before, row_blocks
 from runtime.kernels.linear.row_parts import (

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.kernels.dispatch import FEW_ROWS
+from runtime.kernels.conditions import FEW_ROWS
 from runtime.kernels.launch import autotune, jit, operand, power_of_two, tl
 from runtime.kernels.linear.weight import BLOCK, scale_edge
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL
-from runtime.kernels.dispatch import FEW_ROWS
+from runtime.kernels.conditions import FEW_ROWS
 from runtime.kernels.launch import jit, tl, use_triton, widen
 from runtime.kernels.linear.cpu import times_rows
 from runtime.kernels.linear.packed import PackedWeight, unpacked_reference

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.kernels import dispatch
+from runtime.kernels import conditions, dispatch
 from runtime.kernels.cases import (
     FLOAT,
     FP8_BLOCK,
@@ -369,7 +369,7 @@ BEFORE = {
     dispatch.PROMPTS: prompts_before,
     dispatch.DRAW: draw_before,
 }
-FEW_PACKED = dispatch.A_FEW_TOKENS
+FEW_PACKED = conditions.A_FEW_TOKENS
 each_operation = pytest.mark.parametrize(
     "operation", dispatch.OPERATIONS, ids=lambda operation: operation.name
 )

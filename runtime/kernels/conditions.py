@@ -1,0 +1,140 @@
+"""The conditions of the table in dispatch, and the thresholds in them.
+
+A condition is a sentence and a function of a case (`cases`). A tuple of conditions is what several
+rows have in common.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, GROUP, INT4, NVFP4
+from runtime.kernels.choice import When, unless
+from runtime.kernels.waves import fits
+
+FEW_ROWS = 16
+DECODED_ROWS = 512
+WIDE_ROW = 2048
+LARGE_WEIGHT = 12 << 20
+WIDEST_STRIP = 2048  # a thread has 32 numbers of x
+A_FEW_ROWS = 2  # of three a thread cannot hold the sums: 0.8B 0.889 ms, four by tiles 0.840
+SHORT_ROW = 1024
+FEW_TOKENS = 8
+DECODED_TOKENS = 64
+A_FEW_TOKENS = 4
+PROMPT_TOKENS = 4096
+MANY_TOKENS = 256
+WIDEST_KEPT = 1024  # a block's inner activations take half of a multiprocessor's memory
+FEW_STATES = 256
+FEW_HEADS = 32  # with more it was not shown to be faster
+FEW_KEY_HEADS = 64
+FEW_EACH = 4
+HOPPER = (9, 0)
+
+GPU = When("GPU", lambda case: case.gpu)
+NO_GPU = When("no GPU", lambda case: not case.gpu)
+ONE_ROW = When("1 row", lambda case: case.rows == 1)
+IN_REGISTERS = When(
+    f"1 row, or {A_FEW_ROWS} or fewer of {SHORT_ROW} columns or fewer and float weights",
+    lambda case: (
+        case.rows == 1 or (case.rows <= A_FEW_ROWS and case.k <= SHORT_ROW and case.form == FLOAT)
+    ),
+)
+ROWS = When("2 rows or more", lambda case: case.rows != 1)
+FEW = When(f"{FEW_TOKENS} rows or fewer", lambda case: case.rows <= FEW_TOKENS)
+MORE = When(f"{FEW_TOKENS + 1} rows or more", lambda case: case.rows > FEW_TOKENS)
+A_FEW = When(f"{A_FEW_TOKENS} rows or fewer", lambda case: case.rows <= A_FEW_TOKENS)
+PROMPT = When(f"{PROMPT_TOKENS} rows or more", lambda case: case.rows >= PROMPT_TOKENS)
+MANY = When(f"{MANY_TOKENS} rows or more", lambda case: case.rows >= MANY_TOKENS)
+IN_FLOAT = When("float weight", lambda case: case.form == FLOAT)
+PACKED = When("four-bit weight", lambda case: case.form in (NVFP4, INT4))
+IN_FP8 = When("FP8 weight", lambda case: case.form in (FP8_BLOCK, FP8_CHANNEL))
+QUANTISED = When(
+    f"x quantised: dynamic FP8, over {FEW_ROWS} rows",
+    lambda case: case.dynamic and case.rows > FEW_ROWS,
+)
+GROUPS = When(
+    "scales of whole groups of 128 columns",
+    lambda case: (case.form == FP8_BLOCK or case.k <= GROUP) and case.k % GROUP == 0,
+)
+DECODED = When(
+    f"{DECODED_ROWS} rows or more of 16 bits",
+    lambda case: case.rows >= DECODED_ROWS and case.dtype.itemsize == 2,
+)
+CUBLAS = When(
+    "Hopper, BF16, float32 scales, n % 16 == 0, k % 16 == 0 (block: % 512)",
+    lambda case: (
+        case.card == HOPPER
+        and case.dtype == torch.bfloat16
+        and case.scale == torch.float32
+        and case.n % 16 == 0
+        and case.k % (16 if case.form == FP8_CHANNEL else 4 * GROUP) == 0
+    ),
+)
+BY_ROLES = When(
+    f"Triton 3.6 or later, {MANY_TOKENS} rows or more, block scales, n in whole blocks, "
+    "0.7 of the steps of cuBLAS's tiles, or less (waves)",
+    lambda case: (
+        case.gluon
+        and case.rows >= MANY_TOKENS
+        and case.form == FP8_BLOCK
+        and case.n % GROUP == 0
+        and fits(case.rows, case.n)
+    ),
+)
+WIDE = When(
+    f"{WIDE_ROW} columns or more, {LARGE_WEIGHT >> 20} MiB or more",
+    lambda case: case.k >= WIDE_ROW and case.nbytes >= LARGE_WEIGHT,
+)
+STRIPS = When(
+    f"FP8 weight, {WIDEST_STRIP} columns or fewer",
+    lambda case: case.form in (FP8_BLOCK, FP8_CHANNEL) and case.k <= WIDEST_STRIP,
+)
+EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
+TILES_OF_CODES = When(
+    "block scales, hidden and inner in whole groups of 128",
+    lambda case: case.form == FP8_BLOCK and case.hidden % GROUP == case.inner % GROUP == 0,
+)
+ROLES = When(
+    f"Hopper, Triton 3.6 or later, inner size {WIDEST_KEPT} or less",
+    lambda case: case.gluon and case.inner <= WIDEST_KEPT,
+)
+ABSORBED = When("shared expert in the stack", lambda case: case.absorbed)
+FEW_STATES_OR_SEVERAL = When(
+    f"fewer than {FEW_STATES} states, or several tokens of a sequence",
+    lambda case: case.each > 1 or case.states < FEW_STATES,
+)
+WHOLE_HEADS = When(
+    f"{FEW_HEADS} states or fewer, a key head for each, one token of a sequence",
+    lambda case: case.group == case.each == 1 and case.states <= FEW_HEADS,
+)
+CODES_ONLY = When(
+    "prompts only, heads of 128, codes taken",
+    lambda case: not case.decodes and case.head == GROUP and case.takes_codes,
+)
+FEW_DECODES = When(
+    f"decoding only, {FEW_EACH} rows of a slot or fewer, {FEW_KEY_HEADS} key heads or fewer",
+    lambda case: (
+        not case.prompts
+        and case.each <= FEW_EACH
+        and 0 < case.rows * case.kv_heads <= FEW_KEY_HEADS
+    ),
+)
+BF16 = When("BF16", lambda case: case.dtype == torch.bfloat16)
+SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
+TO_64 = When(
+    f"{FEW_TOKENS + 1} to {DECODED_TOKENS} rows",
+    lambda case: FEW_TOKENS < case.rows <= DECODED_TOKENS,
+)
+MANY_FLOAT = (GPU, TO_64, IN_FLOAT, BF16)
+ON_HOPPER = When("Hopper", lambda case: case.card == HOPPER)
+MANY_CODED = (ON_HOPPER, TO_64)
+MULTIPLIED_BESIDE = When(
+    f"{TO_64.text}, BF16, float weight, or FP8 weight and codes of x on Hopper",
+    lambda case: (
+        all(when.holds(case) for when in (GPU, TO_64, BF16))
+        and (case.form == FLOAT or (case.coded and case.card == HOPPER))
+    ),
+)
+JOINED = (GPU, When("the weights are one in memory", lambda case: case.joined))
+PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)
