@@ -22,10 +22,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 	touch $@
 
 demo: .venv/ready
-	mkdir -p out
-	$(BIN)/qwen35 convert tests/data/nano-dense -o out/nano-fp8 --recipe fp8-block --overwrite
-	$(BIN)/qwen35 verify out/nano-fp8 --against tests/data/nano-dense --level logits
-	$(BIN)/qwen35 run out/nano-fp8 --prompt "In the beginning" --max-tokens 48
+	mkdir -p demo
+	$(BIN)/qwen35 convert tests/data/nano-dense -o demo/nano-fp8 --recipe fp8-block --overwrite
+	$(BIN)/qwen35 verify demo/nano-fp8 --against tests/data/nano-dense --level logits
+	$(BIN)/qwen35 run demo/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
 test: .venv/tools
 	$(PYTEST) -m 'not gpu and not hub and not big and not browser and not all'

@@ -30,12 +30,11 @@ if HAS_GLUON:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    # Triton 3.7 has renamed it
-    barrier = getattr(gl, "thread_barrier", None) or gl.barrier
-
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Triton 3.7 has renamed it; without Gluon there is none
+barrier: Any = getattr(gl, "thread_barrier", None) or getattr(gl, "barrier", None)
 TILE = 128
 # Three parts of four warps: 168 registers each are all that a multiprocessor has. Those that load
 # leave some of theirs (LOAD) to those that multiply (MULTIPLY).

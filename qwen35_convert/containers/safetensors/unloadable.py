@@ -14,7 +14,6 @@ from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.config_fields import interval_types
 from qwen35_convert.failure import Failure
-from qwen35_convert.planning.image_sizes import image_sizes
 from qwen35_convert.planning.side_files import check_sides
 
 CONFIG = "config.json"
@@ -23,8 +22,7 @@ INTERVAL = "full_attention_interval"
 
 def unloadable(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the first side file, if any, and fields of config.json that disagree."""
-    sides = list(_sides(artifact))
-    yield from sides or (Failure(name, problem) for name, problem in image_sizes(artifact))
+    yield from _sides(artifact)
     yield from _sections(artifact.config)
     yield from _interval(artifact.config)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qwen35_convert.containers.registry import open_checkpoint
-from qwen35_convert.containers.safetensors.unloadable import unloadable
 from qwen35_convert.planning.image_sizes import SIZES, image_sizes
+from qwen35_convert.planning.side_files import image_notes
 from tests.variants import nano
 
 RIGHT = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
@@ -32,11 +32,12 @@ def test_another_size_is_named(tmp_path, name, field):
     assert (file, problem) == (name, f"{FILES[name]}.{said}".removeprefix("."))
 
 
-def test_verify_names_it_where_there_is_no_source(tmp_path):
+def test_a_plan_notes_it(tmp_path):
+    """It fails nothing: text is served from such a folder all the same."""
     opened = source(tmp_path, "processor_config.json", {"merge_size": 4})
-    (failure,) = unloadable(opened)
-    assert failure.tensor == "processor_config.json"
-    assert failure.problem.startswith("image_processor.merge_size is 4, expected 2")
+    (note,) = [note for note in image_notes(opened) if "merge_size" in note]
+    said = "image_processor.merge_size is 4, expected 2 (vision_config.spatial_merge_size)"
+    assert note.startswith(f"processor_config.json: {said}: engines fail on images")
 
 
 @pytest.mark.parametrize("fields", [RIGHT, {}, {"patch_size": None}])
