@@ -20,6 +20,7 @@ def test_every_way_gives_a_line(capsys):
     assert all(line["ms"] > 0 < line["step_ms"] for line in lines)
 
 
+@pytest.mark.all
 def test_a_trained_model_goes_on_from_a_text(tmp_path, capsys):
     pytest.importorskip("triton")
     from benchmarks.decode_loop import main

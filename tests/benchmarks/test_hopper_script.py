@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.all
 def test_a_tiny_model_is_checked_and_nothing_is_recorded():
     pytest.importorskip("triton")
     results = ROOT / "benchmarks" / "results" / "hopper.jsonl"

@@ -343,6 +343,7 @@ def test_an_opened_checkpoint_reads_what_the_library_reads(tmp_path):
         assert torch.equal(source.read(atom.stored), expected[atom.stored])
 
 
+@pytest.mark.all
 def test_reading_a_large_checkpoint_keeps_little_of_it_mapped(tmp_path):
     """32 MB and what the kernel maps around; measured, for a promise of constant memory."""
     config = hub_config(vocab_size=3 << 16)

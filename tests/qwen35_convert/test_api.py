@@ -156,6 +156,7 @@ def python_with_qwen35(tmp_path_factory) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.all
 def test_mypy_sees_the_types_from_outside(tmp_path, python_with_qwen35):
     pytest.importorskip("mypy")
     (tmp_path / "use.py").write_text(USE)

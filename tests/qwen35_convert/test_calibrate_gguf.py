@@ -116,6 +116,7 @@ def test_a_tampered_weight_is_named(copy, source, by_bounds, what, at):
     assert {f.tensor for f in report.failures if f.tensor.startswith("blk")} == {DOWN}
 
 
+@pytest.mark.all
 def test_predictions_are_nearer_than_by_importance(nano_path, tmp_path):
     """Of linears of layers: the embedding has tests of its own."""
     source, imatrix = open_checkpoint(nano_path), tmp_path / "imatrix.gguf"
@@ -160,6 +161,7 @@ def test_columns_of_value_heads_are_those_of_the_file(tiled):
             assert moved is None, item.atom.name
 
 
+@pytest.mark.all
 def test_bounds_measure_the_error_that_the_calibration_leaves(tiled, tmp_path):
     settings = ("quantize.calibrate.tokens=128", "quantize.method=gptq")
     done = convert(tiled, tmp_path / "out.gguf", settings=settings)

@@ -355,6 +355,7 @@ def test_a_vision_config_without_vision_is_a_text_model():
     assert not found.form.vision
 
 
+@pytest.mark.all
 def test_many_experts_with_scales_are_recognised_in_linear_time():
     """60,000 names; a quadratic search takes minutes."""
     config = read_config(text_config(moe=True, num_experts=2500))

@@ -66,16 +66,19 @@ def uses(nano_path, tmp_path_factory) -> list[Use]:
     ]
 
 
+@pytest.mark.all
 def test_only_what_the_recipe_needs_is_compiled(uses):
     assert [use.loops for use in uses] == [Q8_0 | F32 | BOTH] * 2
 
 
+@pytest.mark.all
 def test_the_user_is_told_once(uses):
     first, second = uses
     assert "compiling loops for q8_0, f32 (first use, a few seconds)" in first.told
     assert "compiling" not in second.told
 
 
+@pytest.mark.all
 def test_bytes_are_those_of_a_second_use(uses):
     assert uses[0].data == uses[1].data
 

@@ -112,6 +112,7 @@ def measured(tmp_path_factory) -> dict[str, list[tuple[int, int]]]:
 @pytest.mark.xdist_group("memory")  # measured once for all
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
 @pytest.mark.parametrize("out", RECIPES)
+@pytest.mark.all
 def test_memory_stays_under_600_mb_at_any_number_of_workers(measured, out):
     assert [code for code, _ in measured[out]] == [0, 0]
     assert max(peak for _, peak in measured[out]) < 600 * MB
@@ -119,6 +120,7 @@ def test_memory_stays_under_600_mb_at_any_number_of_workers(measured, out):
 
 @pytest.mark.xdist_group("memory")
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+@pytest.mark.all
 def test_a_limit_is_kept_by_64_workers_too_or_refused(measured):
     (refused, _), (kept, peak) = measured["limits"]
     assert refused == 2

@@ -100,6 +100,7 @@ def one_node(nodes, monkeypatch):
     return nodes
 
 
+@pytest.mark.all
 def test_the_items_of_a_killed_node_are_converted_by_the_other(tmp_path, nano, nodes, monkeypatch):
     """One of two is killed midway; the output is that of one machine, receipt included."""
     api.convert(nano, tmp_path / "one", read_recipe("fp8-block"))
@@ -131,6 +132,7 @@ def test_the_items_of_a_killed_node_are_converted_by_the_other(tmp_path, nano, n
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
+@pytest.mark.all
 def test_a_gguf_file_has_the_bytes_of_one_machine(tmp_path, nano, one_node):
     for folder, executor in (("one", "threads"), ("cluster", "ray")):
         (tmp_path / folder).mkdir()
