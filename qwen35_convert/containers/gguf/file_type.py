@@ -13,6 +13,7 @@ from formats.gguf.checkpoint import first_file
 from formats.gguf.names import FUSED_EXPERTS
 from quant.mix.identify import GUESSED, exact_mixes, may_be_called
 from quant.mix.tensors import Facts, MixTensor
+from qwen35_convert.containers.gguf.keys import kind_problem
 from qwen35_convert.failure import Failure
 
 KEY = "general.file_type"
@@ -25,10 +26,9 @@ def file_type_failures(artifact: Checkpoint) -> Iterator[Failure]:
     pair = file.kv.get(KEY)
     if pair is None:
         return
-    if pair.kind != KIND:
-        yield Failure(
-            file.path.name, f"{KEY} is {pair.value!r:.120} ({pair.kind}), expected {KIND}"
-        )
+    wrong = kind_problem(pair, KIND)
+    if wrong:
+        yield Failure(file.path.name, wrong)
         return
     problem = _problem(artifact, pair.value)
     if problem:

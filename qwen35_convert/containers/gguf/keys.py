@@ -79,6 +79,13 @@ def _equal(got: Any, expected: Any) -> bool:
 
 def _of_kinds(pair: Kv, wanted: Kv | None, others: tuple[str, ...]) -> Iterator[str]:
     natural = NATURAL.get(type(pair.value), pair.kind)
-    kind = natural if wanted is None else wanted.kind
-    if pair.kind not in (kind, *others):
-        yield f"{pair.key} is {shown(pair.value)} ({pair.kind}), expected {kind}"
+    problem = kind_problem(pair, natural if wanted is None else wanted.kind, *others)
+    if problem:
+        yield problem
+
+
+def kind_problem(pair: Kv, kind: str, *others: str) -> str | None:
+    """Return that a pair is of another kind than it should be, or may be, if so."""
+    if pair.kind in (kind, *others):
+        return None
+    return f"{pair.key} is {shown(pair.value)} ({pair.kind}), expected {kind}"

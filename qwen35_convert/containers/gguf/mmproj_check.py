@@ -28,7 +28,7 @@ from quant.ggml import codec
 from quant.mix.identify import MAIN_TYPES
 from qwen35_convert.containers.gguf.file_type import KEY as FILE_TYPE
 from qwen35_convert.containers.gguf.file_type import KIND
-from qwen35_convert.containers.gguf.keys import Reading, key_differences
+from qwen35_convert.containers.gguf.keys import Reading, key_differences, kind_problem
 from qwen35_convert.containers.gguf.mmproj import mmproj_name
 from qwen35_convert.difference import first
 from qwen35_convert.failure import Failure
@@ -140,9 +140,9 @@ def _file_type(
     pair = file.kv.get(FILE_TYPE)
     if pair is None:
         return
-    if pair.kind != KIND:
-        problem = f"{FILE_TYPE} is {pair.value!r:.120} ({pair.kind}), expected {KIND}"
-        yield Failure(file.path.name, problem)
+    wrong = kind_problem(pair, KIND)
+    if wrong:
+        yield Failure(file.path.name, wrong)
         return
     free = [name for name, (target, _) in wanted.items() if target.kind == "out"]
     weights = [file.infos[name] for name in free if name in file.infos]
