@@ -66,7 +66,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
-    parser.add_argument("--lock", type=Path, help="a file to be locked while something is timed")
+    parser.add_argument("--lock", type=Path, help="a file to lock: load at once, time in turn")
     return parser.parse_args(arguments)
 
 

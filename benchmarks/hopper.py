@@ -18,9 +18,9 @@ overwritten before each. One JSON line for each is appended to benchmarks/result
     peer_ms, peer                what another engine needs: models as its makers publish it, the
                                  rule measured beside ours, if flash-linear-attention is installed
 
-A check takes a CPU longer than a GPU: with `--lock FILE`, held while something is timed, several of
-these scripts check at once and time one after another. `--device cpu` runs tiny models in Triton's
-interpreter, to test this script.
+A check takes a CPU longer than a GPU: with `--lock FILE`, held alone while something is timed,
+several of these scripts check at once, then time one after another. `--device cpu` runs tiny models
+in Triton's interpreter, to test this script.
 """
 
 from __future__ import annotations
@@ -210,7 +210,8 @@ def measure(name: str, card: Card, options: Any) -> list[dict[str, Any]]:
     if not steps:
         return []
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    verdict = check(size, device, dtype, stored=kind)
+    with alone(options.lock, shared=True):
+        verdict = check(size, device, dtype, stored=kind)
     print(name, json.dumps(verdict), flush=True)
     if options.check_only or not verdict["passed"]:
         return [{"what": "check", "model": name, **verdict}]
@@ -270,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where lines are appended")
     parser.add_argument("--commit", help="of the tree that this runs from, if it has no .git")
-    parser.add_argument("--lock", type=Path, help="a file to be locked while something is timed")
+    parser.add_argument("--lock", type=Path, help="a file to lock: load at once, time in turn")
     options = parser.parse_args(arguments)
     torch.manual_seed(options.seed)
     on_gpu = options.device == "cuda"

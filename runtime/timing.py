@@ -40,7 +40,7 @@ def decode_time(
 ) -> Timing:
     """Time one token for each of `batch` sequences that are `context` tokens long with it.
 
-    lock  held while something is timed, after kernels are compiled
+    lock  held alone while something is timed, with others while kernels are compiled
     """
     state = State.allocate(
         model.config, Room(batch, context), device=model.device, dtype=model.dtype
@@ -67,34 +67,43 @@ def prefill_time(model: Model, tokens: int, repeat: int = 5, lock: Path | None =
 
 
 @contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock that others may wait for, if there is one."""
+def alone(lock: Path | None, *, shared: bool = False) -> Iterator[None]:
+    """Hold a lock, if there is one: nothing else that holds it runs meanwhile.
+
+    shared  others that share it do run: what prepares, so that nobody times beside it
+    """
     if lock is None:
         yield
         return
     import fcntl
 
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 
 def _timed(call: Callable[[], Tensor], model: Model, repeat: int, lock: Path | None) -> Timing:
-    if model.device.type == "cuda":
-        with compiled_together():
+    on_gpu = model.device.type == "cuda"
+    with alone(lock, shared=True):
+        if on_gpu:
+            with compiled_together():
+                call()
+        for _ in range(min(repeat, 2)):  # kernels are tuned
             call()
-    for _ in range(min(repeat, 2)):  # kernels are tuned
-        call()
-    if model.device.type != "cuda":
-        with alone(lock):
+        graph = _graph(call, warm=repeat > 1) if on_gpu else None
+    with alone(lock):
+        if graph is None:
             return Timing(statistics.median(_wall_ms(call) for _ in range(min(repeat, 3))))
+        return Timing(_device_ms(graph.replay, repeat), _device_ms(call, min(repeat, 5)))
+
+
+def _graph(call: Callable[[], Tensor], *, warm: bool) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph, _ = captured(call)
-    for _ in range(min(repeat - 1, 1)):
+    if warm:
         graph.replay()
     torch.cuda.synchronize()
-    with alone(lock):
-        return Timing(_device_ms(graph.replay, repeat), _device_ms(call, min(repeat, 5)))
+    return graph
 
 
 def _wall_ms(call: Callable[[], object]) -> float:

@@ -49,17 +49,19 @@ def run_bench(
 
     from runtime.floors import card_of
     from runtime.load import load_model
+    from runtime.timing import alone
 
     device = _device_name(sweep.device)
     peer = _peer(sweep)
     dtype = torch.bfloat16 if sweep.device == "cuda" else torch.float32
-    model = load_model(
-        checkpoint,
-        sweep.device,
-        dtype,
-        keep_fp8=sweep.device == "cuda",
-        dynamic_fp8=sweep.dynamic_fp8,
-    )
+    with alone(sweep.lock, shared=True):
+        model = load_model(
+            checkpoint,
+            sweep.device,
+            dtype,
+            keep_fp8=sweep.device == "cuda",
+            dynamic_fp8=sweep.dynamic_fp8,
+        )
     rig = _Rig(model, count_work(checkpoint), card_of(device), device)
     points = []
     for what, size in _steps(sweep):

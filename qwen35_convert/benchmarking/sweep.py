@@ -18,7 +18,7 @@ class Sweep:
     device       cuda or cpu
     dynamic_fp8  quantise the inputs of FP8 weights in prompts (W8A8)
     peer         another engine to run on the same weights: transformers, fla, vllm
-    lock         a file that is locked while something is timed, so that several can run at once
+    lock         a file to lock, so that several can load at once and time one after another
     """
 
     prefill: tuple[int, ...] = BenchSweep().prefill

@@ -47,9 +47,11 @@ def main(job: Path, result: Path) -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     spec, times = json.loads(job.read_bytes()), []
+    spec["lock"] = spec["lock"] and Path(spec["lock"])
     with tuned_together():
         _say("starting")
-        engine = _engine(spec)
+        with alone(spec["lock"], shared=True):
+            engine = _engine(spec)
         for point in spec["points"]:
             _say(f"{point['what']}, batch {point['batch']}, {point['tokens']} tokens")
             times.append(_point_ms(engine, point, spec))
@@ -91,17 +93,19 @@ def _most(point: Mapping[str, Any], spec: Mapping[str, Any]) -> int:
 
 
 def _point_ms(engine: Any, point: Mapping[str, Any], spec: Mapping[str, Any]) -> float:
-    ids, lock = random.Random(0), spec["lock"] and Path(spec["lock"])
+    ids, lock = random.Random(0), spec["lock"]
     prompts = [
         [ids.randrange(spec["vocabulary"]) for _ in range(point["tokens"])]
         for _ in range(point["batch"])
     ]
     if point["what"] == "decode":
         steps = _decoding(engine, prompts, _most(point, spec))
-        next(made for made in steps if made >= FIRST)
+        with alone(lock, shared=True):
+            next(made for made in steps if made >= FIRST)
         with alone(lock):
             return statistics.median(_step_ms(steps) for _ in range(spec["repeat"]))
-    _prompt_ms(engine, prompts)  # the first one warms up
+    with alone(lock, shared=True):
+        _prompt_ms(engine, prompts)  # the first one warms up
     with alone(lock):
         return statistics.median(_prompt_ms(engine, prompts) for _ in range(spec["repeat"]))
 

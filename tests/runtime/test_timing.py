@@ -10,25 +10,26 @@ from runtime.timing import alone, decode_time, prefill_time
 from tests.runtime.models import NANO, load
 
 
-def held(lock):
-    """Return whether the lock is held."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def holding(lock):
+    """Return how the lock is held: alone, shared or not at all."""
+    for kind, how in ((fcntl.LOCK_SH, "alone"), (fcntl.LOCK_EX, "shared")):
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return how
+    return None
 
 
 @pytest.mark.parametrize("time", [decode_time, prefill_time])
-def test_only_what_is_timed_holds_the_lock(time, tmp_path, monkeypatch):
-    """What comes before, in which kernels are compiled, does not."""
+def test_only_what_is_timed_holds_the_lock_alone(time, tmp_path, monkeypatch):
+    """What comes before, in which kernels are compiled, shares it: nobody times beside that."""
     lock, calls = tmp_path / "lock", []
-    monkeypatch.setattr(timing, "logits", lambda *_: calls.append(held(lock)) or torch.zeros(1))
+    monkeypatch.setattr(timing, "logits", lambda *_: calls.append(holding(lock)) or torch.zeros(1))
     sizes = (1, 8) if time is decode_time else (8,)
     assert time(load(NANO), *sizes, lock=lock).ms > 0
-    assert calls == [False, False, True, True, True]
-    assert not held(lock)
+    assert calls == ["shared", "shared", "alone", "alone", "alone"]
+    assert holding(lock) is None
 
 
 def test_without_a_lock_nothing_is_locked(tmp_path):
