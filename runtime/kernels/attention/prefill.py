@@ -98,7 +98,7 @@ def launch_prefill(
     queries = _QUERIES if short or at_once else 2 * _QUERIES
     blocks = ragged_blocks(num_tokens, num_sequences, queries)
     columns = max(power_of_two(head_dim), 16)
-    _kernel[(blocks, num_heads)](
+    _kernel[(num_heads, blocks)](
         q_Tnd,
         gate_Tnd,
         pool_k,
@@ -162,12 +162,13 @@ def _kernel(
 ):
     start_next()
     wait_for_inputs()
-    # blocks late in a prompt see the most keys and go first
-    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    # blocks late in a prompt see the most keys and go first, those of all heads together: head by
+    # head the last heads keep few multiprocessors busy, 0.8B, 8192 tokens, 23.4 ms for 22.8
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
     n, start, end, first = ragged_block(block, cu_seqlens, N, BLOCK_Q, STEPS)
     if first >= end:
         return
-    head = tl.program_id(1)
+    head = tl.program_id(0)
     slot = tl.load(slots + n).to(tl.int64)
     t = first.to(tl.int64) + tl.arange(0, BLOCK_Q)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
