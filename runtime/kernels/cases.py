@@ -196,8 +196,19 @@ class Draw(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Attention of prompts; compiled: not in the interpreter."""
+    """Attention of prompts.
+
+    compiled  not in the interpreter
+    gluon     the GPU runs kernels in Gluon
+    head      size of a head
+    group     query heads of a key head
+    each      tokens of a sequence, on average
+    """
 
     gpu: bool
     compiled: bool
     dtype: torch.dtype
+    gluon: bool
+    head: int
+    group: int
+    each: int

@@ -29,6 +29,7 @@ FEW_STATES = 256
 FEW_HEADS = 32  # with more it was not shown to be faster
 FEW_KEY_HEADS = 64
 FEW_EACH = 4
+HEAD, QUERIES = 256, 64  # of a task of attention.roles
 HOPPER = (9, 0)
 
 GPU = When("GPU", lambda case: case.gpu)
@@ -137,4 +138,15 @@ MULTIPLIED_BESIDE = When(
     ),
 )
 JOINED = (GPU, When("the weights are one in memory", lambda case: case.joined))
+HEADS_BY_ROLES = When(
+    f"Hopper, Triton 3.6 or later, 16 bits, heads of {HEAD} in pairs of one key head, {QUERIES} "
+    "tokens or more a sequence",
+    lambda case: (
+        case.gluon
+        and case.dtype.itemsize == 2
+        and case.head == HEAD
+        and case.group % 2 == 0
+        and case.each >= QUERIES
+    ),
+)
 PROOF = When("compiled in float32", lambda case: case.compiled and case.dtype == torch.float32)

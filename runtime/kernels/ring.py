@@ -1,6 +1,6 @@
 """What kernels share whose warps have roles: a ring of stages on chip, products that are started.
 
-Chosen for: never alone; the kernels of moe.roles and linear.roles share it.
+Chosen for: never alone; the kernels of moe.roles, linear.roles and attention.roles share it.
 
 Four warps load into the ring and run ahead. Two groups of four warps multiply: while one works on
 its sums the other has the tensor cores. Such kernels are in Gluon, Triton's language of explicit
@@ -9,6 +9,9 @@ layouts. It has no interpreter: tests read what is compiled, and only a GPU says
 A stage of a ring has two barriers: `full` is passed when its copies have come, `empty` when both
 groups that multiply have read it. Turn n of a ring passes phase n of a barrier; a wait is told the
 last bit of the phase that it waits for.
+
+Trap: memory on chip is given away again after its last use. A barrier that is made and that nobody
+waits for lies where something else is written; tests look for one.
 
 Shape letters: M rows and N columns of a product, K what it sums over.
 """

@@ -1,6 +1,7 @@
 """Gated causal attention of whole prompts, or later chunks of them, to a pool of slots.
 
-Chosen for: `PROMPTS` on a GPU in 16 bits.
+Chosen for: `PROMPTS` on a GPU in 16 bits, where attention.roles is not: other cards, head sizes and
+short prompts.
 
     o_t = softmax(q_t K^T / sqrt(d), positions <= t) V        y_t = o_t * sigmoid(gate_t)
 
@@ -23,10 +24,12 @@ import torch
 
 from runtime.kernels.attention.online import LOG2_E, gated, load_tile, soften
 from runtime.kernels.attention.reference import attention_prefill_reference, check
+from runtime.kernels.attention.roles import roles_prefill
 from runtime.kernels.cases import Prompt
 from runtime.kernels.dispatch import PROMPTS
 from runtime.kernels.launch import (
     HAS_TRITON,
+    gluon_runs,
     jit,
     operand,
     power_of_two,
@@ -75,9 +78,17 @@ def attention_prefill(
     check(q_Tnd, gate_Tnd, pool_k, pool_v)
     assert cu_seqlens.shape[0] == slots_N.shape[0] + 1, "one slot for each sequence"
     assert start_N.shape == slots_N.shape, "one start for each sequence"
-    attend = _attention(Prompt(use_triton(q_Tnd), q_Tnd.is_cuda, q_Tnd.dtype))
+    attend = _attention(_case(q_Tnd, pool_k, slots_N))
     y_Tnd: Tensor = attend(q_Tnd, gate_Tnd, pool_k, pool_v, slots_N, cu_seqlens, start_N)
     return y_Tnd
+
+
+def _case(q_Tnd: Tensor, pool_k: Tensor, slots_N: Tensor) -> Prompt:
+    """Return what the table is asked for."""
+    (num_tokens, num_heads, head_dim), gluon = q_Tnd.shape, gluon_runs(q_Tnd.get_device())
+    group, each = num_heads // pool_k.shape[2], num_tokens // max(slots_N.shape[0], 1)
+    kernels = use_triton(q_Tnd), q_Tnd.is_cuda, q_Tnd.dtype, gluon
+    return Prompt(*kernels, head_dim, group, each)
 
 
 def launch_prefill(
@@ -163,7 +174,7 @@ def _kernel(
     start_next()
     wait_for_inputs()
     # blocks late in a prompt see the most keys and go first, those of all heads together: head by
-    # head the last heads keep few multiprocessors busy, 0.8B, 8192 tokens, 23.4 ms for 22.8
+    # head the last ones keep few multiprocessors busy: H200, 0.8B, 8192 tokens, 23.4 ms for 22.8
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     n, start, end, first = ragged_block(block, cu_seqlens, N, BLOCK_Q, STEPS)
     if first >= end:
@@ -206,4 +217,4 @@ def _kernel(
     tl.store(y + (t * num_heads + head) * HEAD + d, gated(o, gate_Qd, y), mask=inside)
 
 
-_attention = PROMPTS.bind(launch_prefill, attention_prefill_reference)
+_attention = PROMPTS.bind(launch_prefill, roles_prefill, attention_prefill_reference)

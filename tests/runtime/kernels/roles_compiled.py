@@ -19,7 +19,8 @@ from tests.runtime.kernels.launches import HOPPER, caught, source
 
 SIZES = ((2048, 512), (3072, 1024), (256, 128))  # hidden and inner: 35B-A3B, 122B-A10B, odd ones
 TOKENS, EXPERTS, TOP = 300, 5, 3
-_COPY = re.compile(r"async_tma_copy_global_to_local .*-> !ttg\.memdesc<(\d+)x(\d+)xf8")
+_COPY = re.compile(r"async_tma_copy_global_to_local .*-> !ttg\.memdesc<(\d+)x(\d+)x(f8|bf16)")
+_BYTES = {"f8": 1, "bf16": 2}
 
 
 def some(*shape, dtype=torch.bfloat16):
@@ -58,9 +59,17 @@ def facts(kernel, arguments, options):
         "started": dots.count("true"),
         "left": [int(n) for n in re.findall(r"warp_group_dot_wait .*?pendings = (\d+)", text)],
         "arrivals": sorted({int(n) for n in re.findall(r"init_barrier %\S+, (\d+)", text)}),
+        "unshared": unshared(text),
         "copied": copied(text),
         "expected": [int(n) for n in re.findall(r"barrier_expect %\S+, (\d+)", text)],
     }
+
+
+def unshared(text):
+    """Return the barriers that the groups of warps do not share: nobody waits for them."""
+    made = re.findall(r"(%\w+) = ttg\.local_alloc : .*xi64", text)
+    shared = re.search(r"ttg\.warp_specialize\(([^)]*)\)", text)[1].split(", ")
+    return [name for name in made if name not in shared]
 
 
 def copied(text):
@@ -73,7 +82,7 @@ def copied(text):
         elif "ttng.wait_barrier" in line:
             counting = False
         elif counting and (copy := _COPY.search(line)):
-            found[-1] += int(copy[1]) * int(copy[2])
+            found[-1] += int(copy[1]) * int(copy[2]) * _BYTES[copy[3]]
     return found
 
 

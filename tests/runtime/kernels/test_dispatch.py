@@ -133,7 +133,9 @@ CASES = {
     Heads: lambda: itertools.starmap(
         Heads, itertools.product((0, 1, 16, 17, 32, 33, 64, 65), (1, 2, 4, 5), (1, 2, 4), BOTH)
     ),
-    Prompt: lambda: itertools.starmap(Prompt, itertools.product(BOTH, BOTH, DTYPES)),
+    Prompt: lambda: itertools.starmap(
+        Prompt, itertools.product(BOTH, BOTH, DTYPES, BOTH, (64, 256), (1, 4), (63, 64))
+    ),
 }
 
 
@@ -340,7 +342,9 @@ def attention_before(case):
 def prompts_before(case):
     if not case.gpu or (case.compiled and case.dtype == torch.float32):
         return "attention.reference.attention_prefill_reference"
-    return "attention.prefill.launch_prefill"
+    heads = case.dtype.itemsize == 2 and case.head == 256 and case.group % 2 == 0
+    roles = case.gluon and heads and case.each >= 64
+    return "attention.roles.roles_prefill" if roles else "attention.prefill.launch_prefill"
 
 
 def draw_before(case):

@@ -68,6 +68,14 @@ def test_a_stage_is_full_when_all_that_load_have_said_so(compiled):
 
 @pytest.mark.all
 @needs_gluon
+def test_every_barrier_is_waited_for(compiled):
+    """One that nobody waits for shares its place with what is written there later."""
+    for found in itertools.chain(*compiled.values()):
+        assert found["unshared"] == []
+
+
+@pytest.mark.all
+@needs_gluon
 def test_products_are_started_and_waited_for_later(compiled):
     """Of down a product runs while the one before it is scaled, but for the last."""
     both = 2  # groups of warps

@@ -50,6 +50,7 @@ def test_a_stage_expects_what_is_copied_to_it(compiled):
 def test_a_stage_is_full_when_all_that_load_have_said_so(compiled):
     for found in compiled.values():
         assert found["arrivals"] == [2, 1 + COPIES]
+        assert found["unshared"] == []
 
 
 @pytest.mark.all
