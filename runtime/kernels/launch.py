@@ -57,6 +57,7 @@ __all__ = [
     "gluon_runs",
     "interpreting",
     "jit",
+    "loaded",
     "operand",
     "power_of_two",
     "ragged_block",
@@ -64,6 +65,7 @@ __all__ = [
     "tl",
     "use_triton",
     "widen",
+    "widened",
 ]
 
 _interpreting: ContextVar[bool] = ContextVar("interpreting", default=False)
@@ -167,6 +169,27 @@ def operand(x):
     if INTERPRET:
         x = x.to(tl.float32)
     return x
+
+
+@jit
+def loaded(at, inside, step, COUNT: tl.constexpr):
+    """Return a tuple of what lies at `at` and `step` apart from there on, 0 if not inside."""
+    found = ()
+    for j in tl.static_range(COUNT):
+        found += (tl.load(at + j * step, mask=inside, other=0),)  # type: ignore[assignment]
+    return found
+
+
+@jit
+def widened(values):
+    """Return a tuple in float32.
+
+    Values that are widened where they are loaded are waited for there, before the next load.
+    """
+    numbers = ()
+    for j in tl.static_range(len(values)):
+        numbers += (values[j].to(tl.float32),)  # type: ignore[assignment]
+    return numbers
 
 
 @jit

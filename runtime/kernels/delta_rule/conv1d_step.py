@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.delta_rule.conv1d import CHANNELS, check, rounded_silu, taps
-from runtime.kernels.launch import (
-    jit,
-    power_of_two,
-    tl,
-    use_triton,
-)
+from runtime.kernels.launch import jit, loaded, power_of_two, tl, use_triton, widened
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -75,27 +70,6 @@ def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Ten
 
 
 @jit
-def loaded(at, inside, step, COUNT: tl.constexpr):
-    """Return a tuple of what lies at `at` and `step` apart from there on, 0 if not inside."""
-    found = ()
-    for j in tl.static_range(COUNT):
-        found += (tl.load(at + j * step, mask=inside, other=0),)  # type: ignore[assignment]
-    return found
-
-
-@jit
-def widened(values):
-    """Return a tuple in float32.
-
-    Values that are widened where they are loaded are waited for there, before the next load.
-    """
-    numbers = ()
-    for j in tl.static_range(len(values)):
-        numbers += (values[j].to(tl.float32),)  # type: ignore[assignment]
-    return numbers
-
-
-@jit
 def older_taps(inputs, weights, first: tl.constexpr, K: tl.constexpr):
     """Return the sum of K - 1 products from input `first` on, oldest first: all but the newest."""
     total = tl.zeros_like(weights[0])
@@ -122,17 +96,13 @@ def mixed(x_C, total, w_C, y):
 
 
 @jit
-def convolved(inputs, weights, older, y, EACH: tl.constexpr, K: tl.constexpr):
-    """Return a tuple of silu of the convolution at each token, rounded to the dtype of `y`.
+def convolved(inputs, weights, older, y, token: tl.constexpr, K: tl.constexpr):
+    """Return silu of the convolution at a token, in float32, but rounded to the dtype of `y`.
 
     inputs  K - 1 before the first token, and those of the tokens; older: the first's `older_taps`
     """
-    outputs = ()
-    for token in tl.static_range(EACH):
-        total = older if token == 0 else older_taps(inputs, weights, token, K)
-        y_C = mixed(inputs[K - 1 + token], total, weights[K - 1], y)
-        outputs += (y_C.to(tl.float32),)  # type: ignore[assignment]
-    return outputs
+    total = older if token == 0 else older_taps(inputs, weights, token, K)
+    return mixed(inputs[K - 1 + token], total, weights[K - 1], y).to(tl.float32)
 
 
 @jit

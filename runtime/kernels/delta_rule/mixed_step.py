@@ -4,8 +4,9 @@ Chosen for: `RULE_STEP`, that is all decoding, in two kernels of its own or by t
 
     q, k, v = silu(conv(qkv))        o = rule(q, k, v, a, b)        y = gated_norm(o, z)
 
-With few sequences a kernel costs more than the bytes it moves, so there are two: see within. With
-many sequences conv1d_step runs first, and a program of step has a whole head, which it norms.
+With few sequences a kernel costs more than the bytes it moves, so there is one, or two: see whole
+and within. With many sequences conv1d_step runs first, and a program of step has a whole head,
+which it norms.
 
 A sequence may have several tokens, drafted ones. They pass one after another through a state that
 stays in registers, and each leaves state and history in a slot of its own: whichever of them turns
@@ -26,10 +27,11 @@ import torch
 from runtime.kernels.cases import Step
 from runtime.kernels.delta_rule.conv1d import taps
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
+from runtime.kernels.delta_rule.head import rows_each
 from runtime.kernels.delta_rule.rule import heads_first, recurrence
 from runtime.kernels.delta_rule.states import gated_delta_step
 from runtime.kernels.delta_rule.whole import whole_heads
-from runtime.kernels.delta_rule.within import convolved_within, rows_each
+from runtime.kernels.delta_rule.within import convolved_within
 from runtime.kernels.dispatch import RULE_STEP
 from runtime.kernels.launch import use_triton, widen
 from runtime.kernels.norm.gated import Gate, gated_rmsnorm_reference

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.delta_rule.conv1d_step import (
-    convolved,
-    history_after,
-    loaded,
-    store_history,
-    taps_before,
-    widened,
+from runtime.kernels.delta_rule.conv1d_step import history_after, store_history
+from runtime.kernels.delta_rule.head import (
+    arguments,
+    channels,
+    head_before,
+    head_convolved,
+    head_inputs,
+    head_window,
+    normed,
+    rows_each,
 )
-from runtime.kernels.delta_rule.rule import EPS
 from runtime.kernels.delta_rule.step import advance, gates
-from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.norm.gated import gated_norm
+from runtime.kernels.launch import jit, loaded, power_of_two, tl
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -39,13 +40,6 @@ if TYPE_CHECKING:
     from runtime.kernels.delta_rule.rule import Rule
 
 _COLUMNS = 16
-
-
-def rows_each(sources_B: Tensor, slots_D: Tensor) -> int:
-    """Return how many rows a sequence has."""
-    each = slots_D.numel() // sources_B.numel()
-    assert slots_D.numel() == each * sources_B.numel(), "as many rows for each sequence"
-    return each
 
 
 def convolved_within(
@@ -60,38 +54,13 @@ def convolved_within(
     slots_D: Tensor,
 ) -> Tensor:
     """Return `mixed_step`, convolved in the kernel of the rule, the norm in one of its own."""
-    check_step(qkv_DC, z_DVv, rule, conv_pool, state_pool)
-    (heads, dv), (key_heads, dk), batch = rule.values, rule.keys, len(sources_B)
-    channels, _, taps = rule.conv_C1K.shape
-    each = rows_each(sources_B, slots_D)
+    of_head = arguments(qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool)
+    at = {"sources": sources_B, "slots": slots_D, "EACH": rows_each(sources_B, slots_D)}
+    (heads, dv), (channels, _, taps) = rule.values, rule.conv_C1K.shape
     o, y = (torch.empty(z_DVv.shape, dtype=qkv_DC.dtype, device=qkv_DC.device) for _ in "oy")
     columns = min(_COLUMNS, power_of_two(dv))
-    _rule_kernel[(-(-dv // columns), heads, batch)](
-        qkv_DC,
-        a_DV,
-        b_DV,
-        rule.conv_C1K,
-        rule.A_log,
-        rule.dt_bias,
-        conv_pool,
-        state_pool,
-        sources_B,
-        slots_D,
-        o,
-        *(x.stride(0) for x in (qkv_DC, a_DV, b_DV, conv_pool, state_pool)),
-        dk**-0.5,
-        EPS,
-        EACH=each,
-        H=key_heads,
-        V=heads,
-        DK=dk,
-        DV=dv,
-        K=taps,
-        BK=power_of_two(dk),
-        BV=columns,
-        num_warps=1,
-        **early(),
-    )
+    grid = (-(-dv // columns), heads, len(sources_B))
+    _rule_kernel[grid](o=o, BV=columns, **of_head, **at, num_warps=1, **early())
     _norm_kernel[(max(heads, -(-channels // power_of_two(dv))), len(slots_D))](
         o,
         z_DVv,
@@ -104,7 +73,7 @@ def convolved_within(
         channels,
         *(x.stride(0) for x in (z_DVv, qkv_DC, conv_pool)),
         rule.eps,
-        EACH=each,
+        EACH=at["EACH"],
         V=heads,
         DV=dv,
         K=taps,
@@ -114,20 +83,6 @@ def convolved_within(
         **early(),
     )
     return y
-
-
-def check_step(qkv: Tensor, z: Tensor, rule: Rule, conv_pool: Tensor, state_pool: Tensor) -> None:
-    """Assert that inputs, weights and pools fit each other."""
-    (heads, dv), (_, dk) = rule.values, rule.keys
-    channels, _, taps = rule.conv_C1K.shape
-    assert qkv.shape[1] == channels, "one filter for each channel"
-    assert qkv.stride(1) == 1, "channels must be contiguous"
-    assert z.stride()[1:] == (dv, 1), "heads of a token must follow one another"
-    assert rule.conv_C1K.is_contiguous(), "the filters must be contiguous"
-    assert conv_pool.shape[1:] == (channels, taps - 1), "the pool of histories is [slots, C, K-1]"
-    assert state_pool.shape[1:] == (heads, dk, dv), "the pool of states is [slots, V, k, v]"
-    assert conv_pool[0].is_contiguous(), "a history must be contiguous"
-    assert state_pool[0].is_contiguous(), "a state must be contiguous"
 
 
 @jit
@@ -171,13 +126,8 @@ def _rule_kernel(
     inside = keys[:, None] & columns[None, :]
     state_at = pool + (h * DK + i[:, None]) * DV + j[None, :]
     S_kv = tl.load(state_at + source * pool_row, mask=inside, other=0.0)
-    history = conv_pool + source * conv_row
-    q_c = h // (V // H) * DK + i
-    k_c = q_c + H * DK
-    v_c = 2 * H * DK + h * DV + j
-    q_w, q_s, q_old = taps_before(filters, history, q_c, keys, K)
-    k_w, k_s, k_old = taps_before(filters, history, k_c, keys, K)
-    v_w, v_s, v_old = taps_before(filters, history, v_c, columns, K)
+    at, history = channels(h, i, j, H, V, DK, DV), conv_pool + source * conv_row
+    past = head_before(filters, history, at, keys, columns, K)
     A_h, bias_h = tl.load(A_log + h), tl.load(dt_bias + h)
     t = n * EACH
     targets = loaded(slots + t, source >= 0, 1, EACH)
@@ -187,17 +137,13 @@ def _rule_kernel(
             tl.store(o_at + token * V * DV, tl.zeros((BV,), o.dtype.element_ty), mask=j < DV)
         return
 
-    x = qkv + t * qkv_row
-    q_x, k_x = loaded(x + q_c, keys, qkv_row, EACH), loaded(x + k_c, keys, qkv_row, EACH)
-    v_x = loaded(x + v_c, columns, qkv_row, EACH)
+    inputs = head_inputs(qkv + t * qkv_row, qkv_row, at, keys, columns, EACH)
     a_s = loaded(a + t * a_row + h, source >= 0, a_row, EACH)
     b_s = loaded(b + t * b_row + h, source >= 0, b_row, EACH)
-    q_s = convolved(q_s + widened(q_x), q_w, q_old, o, EACH, K)
-    k_s = convolved(k_s + widened(k_x), k_w, k_old, o, EACH, K)
-    v_s = convolved(v_s + widened(v_x), v_w, v_old, o, EACH, K)
+    window = head_window(past, inputs)
     for token in tl.static_range(EACH):
         g, beta = gates(a_s[token], b_s[token], A_h, bias_h, b)
-        heads = q_s[token], k_s[token], v_s[token]
+        heads = head_convolved(past, window, o, token, K)
         o_v, S_kv = advance(S_kv, *heads, tl.exp(g), beta, scale, eps)
         tl.store(o_at + token * V * DV, o_v.to(o.dtype.element_ty), mask=j < DV)
         S_kv = S_kv.to(pool.dtype.element_ty)
@@ -241,15 +187,13 @@ def _norm_kernel(
     known = c < tl.where(first, C, 0)
     targets = loaded(slots + n, first, 1, EACH)
     wait_for_inputs()
-    o_v = tl.load(o + (n * V + h) * DV + j, mask=inside, other=0.0).to(tl.float32)
-    z_v = tl.load(z + n * z_row + h * DV + j, mask=inside, other=0.0).to(tl.float32)
-    root = tl.rsqrt(tl.sum(o_v * o_v, 0) / DV + eps)
-    y_v = gated_norm(o_v, z_v, w_v, root, weight, y)
-    tl.store(y + (n * V + h) * DV + j, y_v.to(y.dtype.element_ty), mask=inside)
+    o_v = tl.load(o + (n * V + h) * DV + j, mask=inside, other=0.0)
+    z_v = tl.load(z + n * z_row + h * DV + j, mask=inside, other=0.0)
     x, history = qkv + n * qkv_row + c, conv_pool + source * conv_row + c * (K - 1)
     kept = ()
     for token in tl.static_range(EACH):
         kept += (history_after(x, qkv_row, history, known, token, K, BJ),)  # type: ignore[assignment]
+    tl.store(y + (n * V + h) * DV + j, normed(o_v, z_v, w_v, weight, y, eps, DV), mask=inside)
     for token in tl.static_range(EACH):
         slot_at = conv_pool + targets[token].to(tl.int64) * conv_row
         store_history(kept[token], slot_at + c * (K - 1), known, K)

@@ -217,6 +217,7 @@ def cases():
     delta_rule(4, 1)
     delta_rule(16, 16)
     whole_heads(2, 2)
+    whole_heads(8, 8)
     prompt()
     prompt(8192)
     norms(2048)

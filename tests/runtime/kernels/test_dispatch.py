@@ -319,7 +319,7 @@ def one_token_before(case):
 def rule_step_before(case):
     if not case.gpu:
         return "delta_rule.mixed_step.mixed_step_reference"
-    if case.group == case.each == 1 and case.states <= 32:
+    if case.group == case.each == 1 and case.states <= 128:
         return "delta_rule.whole.whole_heads"
     if case.each > 1 or case.states < 256:
         return "delta_rule.within.convolved_within"
