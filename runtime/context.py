@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from formats.family.config import Config
+from formats.family.rope import Scaling
 from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.state import Batch
 
@@ -36,6 +37,11 @@ class Context:
 
 def angles_of(config: Config, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (cos, sin) of the rows; text has one position for each token, so plain rope."""
+    rotated, theta, scaling = rope_of(config)
+    return rope_cos_sin(batch.positions, rotated, theta, None, dtype, scaling)
+
+
+def rope_of(config: Config) -> tuple[int, float, Scaling | None]:
+    """Return how many dimensions of a head are rotated, the base and the scaling."""
     rope = config.rope
-    rotated = int(config.sizes["HD"] * rope.partial)
-    return rope_cos_sin(batch.positions, rotated, rope.theta, None, dtype, rope.scaling)
+    return int(config.sizes["HD"] * rope.partial), rope.theta, rope.scaling

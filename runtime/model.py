@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.context import Context
+from runtime.context import Context, rope_of
 from runtime.kernels.cases import Rows
 from runtime.kernels.dispatch import LAYER
 from runtime.kernels.draft.inputs import draft_inputs
+from runtime.kernels.embed.tokens import embed_tokens
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import added_mlp, mlp_update
@@ -39,19 +39,24 @@ from runtime.weights import Gdn, Layer, Model
 Update = Tensor | Pairs | Parts
 
 
+def begin(model: Model, batch: Batch) -> tuple[Tensor, Context]:
+    """Return the embeddings [T, H] of a batch, and the context of all layers."""
+    embedded = embed_tokens(batch.ids, batch.positions, model.embed, *rope_of(model.config))
+    return embedded[0], Context.of(model.config, batch, model.dtype, embedded[1])
+
+
 def hidden_states(
     model: Model,
     pools: Sequence[Pools],
     batch: Batch,
-    angles: tuple[Tensor, Tensor] | None = None,
+    begun: tuple[Tensor, Context] | None = None,
 ) -> Tensor:
     """Return the hidden states [T, H] after the final norm; the pools move on.
 
-    pools   of each layer, as `State.pools` gives them
-    angles  those of the batch, where they are known
+    pools  of each layer, as `State.pools` gives them
+    begun  what `begin` made of the batch, where that is known
     """
-    x, update = F.embedding(batch.ids, model.embed), None
-    context = Context.of(model.config, batch, model.dtype, angles)
+    (x, context), update = begun or begin(model, batch), None
     for layer, pool in zip(model.layers, pools, strict=True):
         x, update = decoder_layer(x, update, layer, pool, context)
     return final_norm(x, update, model.norm, model.config.eps)

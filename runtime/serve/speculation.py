@@ -23,11 +23,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from runtime.context import angles_of
 from runtime.errors import RequestError
 from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.sample.likeliest import likeliest
-from runtime.model import draft_logits, draft_states, hidden_states
+from runtime.model import begin, draft_logits, draft_states, hidden_states
 from runtime.serve.graphs import Arriving, Recorded, last_tokens
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
@@ -141,12 +140,14 @@ class Speculation:
     def _step(self) -> Tensor:
         """Return the tokens [1 + k] after the rows, -1 where they follow a wrong draft."""
         tried, following = self.tried, self.following
-        angles = angles_of(self.model.config, tried, self.model.dtype)
-        hidden = hidden_states(self.model, self.pools, tried, angles)
+        begun = begin(self.model, tried)
+        hidden = hidden_states(self.model, self.pools, tried, begun)
         tokens = self._choose(hidden, tried)
         rows, after = (Places(x.ids, x.positions, x.lengths) for x in (tried, following))
         new, last = settle(tokens, rows, tried.states, tried.sources, after)
-        self._draft(draft_states(self.model, self.mtp_pools, following, hidden, angles, last))
+        self._draft(
+            draft_states(self.model, self.mtp_pools, following, hidden, begun[1].angles, last)
+        )
         return new
 
     def _draft(self, hidden_1H: Tensor) -> None:

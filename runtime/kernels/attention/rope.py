@@ -1,7 +1,7 @@
 """Rotary position embedding of the first `rd` dimensions of a head, after its norm.
 
-Chosen for: every batch: the angles, once for all layers. Step and write rotate with the functions
-here.
+Chosen for: the angles, once for all layers, where they are not made beside the embeddings
+(embed.tokens). Step and write rotate with the functions here.
 
     angle[t, i] = position[t] * theta^(-2i / rd),  i < rd/2          (scaled: see frequencies)
     (x_i, x_{i+rd/2}) -> (x_i cos - x_{i+rd/2} sin,  x_{i+rd/2} cos + x_i sin),  the rest unchanged
@@ -122,6 +122,12 @@ def _cos_sin_kernel(
     )
     wait_for_inputs()
     position = tl.load(positions + row * axis_row + at // R, mask=inside, other=0)
+    store_angles(cos, sin, at, inside, position, step, factor)
+
+
+@jit
+def store_angles(cos, sin, at, inside, position, step, factor):
+    """Store cosine and sine of a position times a frequency, each times the factor."""
     angle = position.to(tl.float32) * step
     tl.store(cos + at, (tl.cos(angle) * factor).to(cos.dtype.element_ty), mask=inside)
     tl.store(sin + at, (tl.sin(angle) * factor).to(sin.dtype.element_ty), mask=inside)
