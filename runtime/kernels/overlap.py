@@ -21,6 +21,15 @@ def early() -> dict[str, bool]:
     return {"launch_pdl": True} if HAS_TRITON and not INTERPRET.value else {}
 
 
+def at_once() -> dict[str, int]:
+    """Return the launch option of a small kernel that asks for all its loads before it waits.
+
+    If nothing is said, ptxas aims at 32 registers for such a kernel: it waits for some loads before
+    it asks for others, most of a microsecond each time. Not for many programs, which take turns.
+    """
+    return {"maxnreg": 64}
+
+
 @jit
 def ask(pointers):
     """Ask for what these point to in memory, so that it is soon in the L2 cache."""

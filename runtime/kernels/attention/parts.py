@@ -20,7 +20,7 @@ import torch
 
 from runtime.kernels.attention.online import add_tile, gated, load_tile
 from runtime.kernels.launch import jit, power_of_two, tl
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.overlap import at_once, early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,9 @@ _BLOCKS = {"GRAIN": 32, "BLOCK_L": 64, "STAGES": 2, "num_warps": 4}
 _LONG, _LONG_STAGES = 1 << 16, 3
 # float32 is for proof, and takes twice as much of everything
 _FLOAT32_BLOCKS = {"GRAIN": 32, "BLOCK_L": 32, "STAGES": 2, "num_warps": 8}
-_COMBINED = 2048
+# What a program puts together, a warp. Programs that start early take what is free: 128 of four
+# warps were on 22 multiprocessors. H200, 0.8B, 8 rows: 884 us for 908.
+_COMBINED, _FEWEST_COLUMNS = 512, 8
 
 
 class Parts(NamedTuple):
@@ -96,7 +98,7 @@ class Parts(NamedTuple):
         batch, num_heads, parts, head_dim = self.o.shape
         y_Bnd = torch.empty(gate_Bnd.shape, dtype=gate_Bnd.dtype, device=gate_Bnd.device)
         width = power_of_two(head_dim)
-        piece = min(max(_COMBINED // parts, 32), width)
+        piece = min(max(_COMBINED // parts, _FEWEST_COLUMNS), width)
         _combine_kernel[(batch, num_heads, width // piece)](
             self.o,
             self.top,
@@ -108,7 +110,8 @@ class Parts(NamedTuple):
             PARTS=parts,
             HEAD=head_dim,
             PIECE=piece,
-            num_warps=4,
+            num_warps=1,
+            **at_once(),
             **early(),
         )
         return y_Bnd
