@@ -52,7 +52,8 @@ from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.kernels.launch import interpreting
 from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
 from runtime.kernels.linear.weight import Fp8Weight
-from runtime.kernels.moe import layer
+from runtime.kernels.moe import layer, packed_row
+from runtime.kernels.moe.packed_row import routed_inner
 from runtime.kernels.moe.routing import route_absorbed
 from runtime.model import hidden_states, logits
 from runtime.state import Batch, Room, Span, State
@@ -161,14 +162,24 @@ def distance(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 @contextmanager
 def recorded(choices: list[Tensor]) -> Iterator[None]:
-    """Keep which experts are chosen, call by call; a kernel that chooses for itself is not seen."""
+    """Keep which experts are chosen, call by call: kernels that choose for themselves choose alike.
+
+    Those of FP8 are not seen.
+    """
 
     def record(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         weights, experts = route_absorbed(logits, k)
         choices.append(experts.cpu())
         return weights, experts
 
-    with patch.object(layer, "route_absorbed", record):
+    def inner(x_1H: Tensor, gate_up: PackedWeight, logits: Tensor, k: int) -> Tensor:
+        record(logits, k)
+        return routed_inner(x_1H, gate_up, logits, k)
+
+    with (
+        patch.object(layer, "route_absorbed", record),
+        patch.object(packed_row, "routed_inner", inner),
+    ):
         yield
 
 

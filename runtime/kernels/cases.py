@@ -38,10 +38,15 @@ class Gated(NamedTuple):
 
 
 class Added(NamedTuple):
-    """One row, or a few, times a stored weight, added to the residual stream."""
+    """One row, or a few, times a stored weight, added to the residual stream.
+
+    Fields as in `NormedRow`.
+    """
 
     gpu: bool
     form: str
+    k: int
+    nbytes: int
 
 
 class Product(NamedTuple):
@@ -140,11 +145,18 @@ class ChosenExperts(NamedTuple):
 
 
 class OneToken(NamedTuple):
-    """The sparse feed-forward of one row; absorbed: the shared expert is the last of the stack."""
+    """The sparse feed-forward of one row: gate_up [2 * inner, hidden], down [hidden, inner].
+
+    absorbed  the shared expert is the last of the stack
+    top       how many experts are chosen
+    """
 
     gpu: bool
     absorbed: bool
     form: str
+    hidden: int
+    inner: int
+    top: int
 
 
 class Step(NamedTuple):

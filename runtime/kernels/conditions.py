@@ -19,6 +19,9 @@ LARGE_WEIGHT = 12 << 20
 WIDEST_STRIP = 2048  # a thread has 32 numbers of x
 A_FEW_ROWS = 2  # of three a thread cannot hold the sums: 0.8B 0.889 ms, four by tiles 0.840
 SHORT_ROW = 1024
+NARROW_ROW = 2048
+WIDEST_WHOLE = 4096  # 16 chunks of a four-bit weight, two for each warp
+SMALL_WEIGHT = 6 << 20
 FEW_TOKENS = 8
 DECODED_TOKENS = 64
 A_FEW_TOKENS = 4
@@ -91,6 +94,10 @@ STRIPS = When(
     f"FP8 weight, {WIDEST_STRIP} columns or fewer",
     lambda case: case.form in (FP8_BLOCK, FP8_CHANNEL) and case.k <= WIDEST_STRIP,
 )
+NARROW = When(
+    f"{NARROW_ROW} columns or fewer, or {WIDEST_WHOLE} and less than {SMALL_WEIGHT >> 20} MiB",
+    lambda case: case.k <= NARROW_ROW or (case.k <= WIDEST_WHOLE and case.nbytes < SMALL_WEIGHT),
+)
 EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
 TILES_OF_CODES = When(
     "block scales, hidden and inner in whole groups of 128",
@@ -99,6 +106,12 @@ TILES_OF_CODES = When(
 ROLES = When(
     f"Hopper, Triton 3.6 or later, inner size {WIDEST_KEPT} or less",
     lambda case: case.gluon and case.inner <= WIDEST_KEPT,
+)
+BY_WARPS = When(
+    f"{FEW_TOKENS} experts or fewer, hidden {WIDEST_WHOLE} or less, inner {WIDEST_KEPT} or less",
+    lambda case: (
+        case.top <= FEW_TOKENS and case.hidden <= WIDEST_WHOLE and case.inner <= WIDEST_KEPT
+    ),
 )
 ABSORBED = When("shared expert in the stack", lambda case: case.absorbed)
 FEW_STATES_OR_SEVERAL = When(

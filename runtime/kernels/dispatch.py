@@ -54,6 +54,7 @@ from runtime.kernels.conditions import (
     ABSORBED,
     BF16,
     BY_ROLES,
+    BY_WARPS,
     CODES_ONLY,
     CUBLAS,
     DECODED,
@@ -73,6 +74,7 @@ from runtime.kernels.conditions import (
     MANY_FLOAT,
     MORE,
     MULTIPLIED_BESIDE,
+    NARROW,
     NO_GPU,
     ONE_ROW,
     PACKED,
@@ -170,7 +172,9 @@ CODES_UPDATE = Operation("the same, added to the residual stream by the next nor
 
 ROW_PRODUCTS = Operation("a row, or a few, normed, times one or two W^T", NormedRow, (
     Row("linear.row.norm_row_linear_reference", (NO_GPU,), "plain torch"),
-    Row("linear.row.packed_normed", (GPU, PACKED),
+    Row("linear.packed_strips.packed_strips", (GPU, PACKED, NARROW),
+        "norm and whole sums in one kernel: H200, 1 row of 35B-A3B 1.51 ms for 1.93, with experts"),
+    Row("linear.row.packed_normed", (GPU, PACKED, unless(NARROW)),
         "normed before: a program would norm its columns for every block of rows"),
     Row("linear.row.normed_within", (GPU, unless(PACKED), unless(WIDE)),
         "every program norms the row again, which costs less than one more kernel"),
@@ -189,7 +193,9 @@ ROW_NORM = Operation("the norm of a row before a product that needs it whole", N
 
 ROW_ADDED = Operation("a row, or a few, times W^T, added to the residual stream", Added, (
     Row("linear.row.row_linear", (unless(GPU, PACKED),), "added in registers"),
-    Row("linear.packed_rows.packed_row", (GPU, PACKED), "added where its parts are"),
+    Row("linear.packed_strips.packed_strip", (GPU, PACKED, NARROW), "added where whole sums are"),
+    Row("linear.packed_rows.packed_row", (GPU, PACKED, unless(NARROW)),
+        "added where its parts are"),
 ))  # fmt: skip
 
 GATED = Operation("silu(gate) * up", Gated, (
@@ -230,7 +236,9 @@ EXPERTS = Operation("weighted experts of each token", ChosenExperts, (
 ONE_TOKEN = Operation("the sparse feed-forward of one token", OneToken, (
     Row("moe.row.routed_row", (GPU, ABSORBED, unless(PACKED)),
         "from the logits to the residual stream in two kernels: 1.77 ms a token, 35B-A3B"),
-    Row("moe.packed.packed_tokens", (GPU, ABSORBED, PACKED),
+    Row("moe.packed_row.packed_routed_row", (GPU, ABSORBED, PACKED, BY_WARPS),
+        "from the logits to the residual stream in two kernels: H200, NVFP4, see ROW_PRODUCTS"),
+    Row("moe.packed.packed_tokens", (GPU, ABSORBED, PACKED, unless(BY_WARPS)),
         "the choice in a kernel of its own, the sum with the residual"),
     Row("moe.layer.moe_block", (unless(GPU, ABSORBED),), "by EXPERTS, the norm before it"),
 ))  # fmt: skip

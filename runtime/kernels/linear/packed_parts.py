@@ -19,7 +19,7 @@ from __future__ import annotations
 from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, operand, tl
 from runtime.kernels.linear.packed import E2M1_BITS, INT4_BITS
 
-_E2M1_WORD = """
+E2M1_WORD = """
 and.b32 p{0}, {word}, 0x81C081C0;
 shl.b32 t, {word}, 3;
 and.b32 p{1}, t, 0x81C081C0;
@@ -32,25 +32,25 @@ lop3.b32 t, s, 0x80008000, t, 0xEA;
 shr.u32 s, {word}, 4;
 lop3.b32 p{3}, s, 0x00400040, t, 0xEA;
 """
-_SCALE = "mad.lo.u32 s, $10, 0x00100010, 0x75807580;\n"
-_INT4_PAIR = """
+SCALE_OF_BYTE = "mad.lo.u32 s, {0}, 0x00100010, 0x75807580;\n"
+INT4_PAIR = """
 shr.u32 t, {word}, {shift};
 lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;
-sub.bf16x2 ${out}, t, s;
+sub.bf16x2 {out}, t, s;
 """
 
 
 def _nvfp4_code() -> str:
     """Return PTX that makes eight pairs of two words, $8 and $9, times the scale $10."""
-    words = "".join(_E2M1_WORD.format(*range(4 * i, 4 * i + 4), word=f"${8 + i}") for i in range(2))
+    words = "".join(E2M1_WORD.format(*range(4 * i, 4 * i + 4), word=f"${8 + i}") for i in range(2))
     products = "".join(f"mul.bf16x2 ${i}, p{i}, s;\n" for i in range(8))
-    return "{\n.reg .b32 s, t, p<8>;\n" + words + _SCALE + products + "}"
+    return "{\n.reg .b32 s, t, p<8>;\n" + words + SCALE_OF_BYTE.format("$10") + products + "}"
 
 
 def _int4_code() -> str:
     """Return PTX that makes eight pairs of two words, $8 and $9."""
     pairs = "".join(
-        _INT4_PAIR.format(word=f"${8 + i // 4}", shift=i % 4 * 4, out=i) for i in range(8)
+        INT4_PAIR.format(word=f"${8 + i // 4}", shift=i % 4 * 4, out=f"${i}") for i in range(8)
     )
     return "{\n.reg .b32 s, t;\nmov.b32 s, 0x43084308;\n" + pairs + "}"
 
@@ -71,7 +71,7 @@ def _bits(half, places):
     return number
 
 
-def _value(half, fp4, pair):
+def value_of(half, fp4, pair):
     """Return the codes of a pair in half a word as numbers (interpreter)."""
     sign, *rest = _PLACES[fp4][pair]
     if not fp4:
@@ -87,7 +87,7 @@ def _interpreted(words, scale, fp4):
     pairs = tl.reshape(words, (*shape[:-1], shape[-1] // 2, 2))
     for plane in range(8):
         word = tl.split(pairs)[plane // 4]
-        both = tl.join(*(_value(word >> 16 * h, fp4, plane % 4) for h in range(2)))
+        both = tl.join(*(value_of(word >> 16 * h, fp4, plane % 4) for h in range(2)))
         value = tl.reshape(both, shape)
         if fp4:
             power = tl.exp2((scale // 8 - 18).to(tl.float32))

@@ -1,7 +1,7 @@
 """One row times weights of four bits: decoding a single sequence, densely or by its experts.
 
-Chosen for: `PRODUCT`, `GATED`, `ROW_PRODUCTS` and `ROW_ADDED` of one row and packed weights, and
-`EXPERTS` of few tokens with them.
+Chosen for: `PRODUCT` and `GATED` of one row and packed weights, `ROW_PRODUCTS` and `ROW_ADDED` of
+wide or large ones, and `EXPERTS` of few tokens with them.
 
     y[n] = sum_k x[k] * w[n, k]                       summed in float32, rounded once; see packed
     gated     silu(gate) * up, each step rounded to x's dtype

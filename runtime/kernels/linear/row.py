@@ -31,6 +31,7 @@ from runtime.kernels.conditions import A_FEW_ROWS, LARGE_WEIGHT
 from runtime.kernels.dispatch import ROW_ADDED, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
+from runtime.kernels.linear.packed_strips import packed_strip, packed_strips
 from runtime.kernels.linear.row_parts import normed
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.row_tile import row_tile
@@ -121,7 +122,8 @@ def packed_normed(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
 
 def added_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
     """Return `row_linear`, whatever the weight is stored in."""
-    y_MN: Tensor = _added(Added(use_triton(x_MK), form_of(weight)[0]))(x_MK, weight, residual_MN)
+    case = Added(use_triton(x_MK), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
+    y_MN: Tensor = _added(case)(x_MK, weight, residual_MN)
     return y_MN
 
 
@@ -296,8 +298,8 @@ def _rows_kernel(
         )
 
 
-_added = ROW_ADDED.bind(row_linear, packed_row)
+_added = ROW_ADDED.bind(row_linear, packed_strip, packed_row)
 _products = ROW_PRODUCTS.bind(
-    norm_row_linear_reference, packed_normed, normed_within, normed_before, strips
+    norm_row_linear_reference, packed_strips, packed_normed, normed_within, normed_before, strips
 )
 _norm = ROW_NORM.bind(normed, rmsnorm)

@@ -39,6 +39,7 @@ from runtime.kernels.linear.product import linear, linear_reference
 from runtime.kernels.linear.row import normed_and_linear
 from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
 from runtime.kernels.moe.packed import packed_tiles, packed_tokens, unpacked_pairs
+from runtime.kernels.moe.packed_row import packed_routed_row
 from runtime.kernels.moe.roles import roles_pairs
 from runtime.kernels.moe.routing import (
     route,
@@ -143,19 +144,27 @@ def padded_logits(x_TH: Tensor, router: Tensor) -> Tensor:
 
 def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: int) -> Tensor:
     """Return x plus the sparse feed-forward of its norm, [1, H], of x [1, H] before the norm."""
-    absorbed = weights.shared_gate_up is None
-    form = form_of(weights.gate_up)[0] if isinstance(weights.gate_up, STORED) else FLOAT
-    serve = _one_token(OneToken(use_triton(x_1H), absorbed, form))
+    serve = _one_token(_one_token_case(x_1H, weights, k))
     if serve is moe_block:
         return x_1H + moe_block(rmsnorm(x_1H, norm_H, eps), weights, k)
     normed_1H, logits = normed_and_linear(x_1H, norm_H, eps, weights.router)
-    if serve is packed_tokens:
+    if serve in (packed_routed_row, packed_tokens):
         assert isinstance(weights.gate_up, PackedWeight)
         assert isinstance(weights.down, PackedWeight)
-        chosen = route_absorbed(logits, k)
-        return packed_tokens(normed_1H, weights.gate_up, weights.down, *chosen, x_1H)
+        stacks = weights.gate_up, weights.down
+        if serve is packed_routed_row:
+            return packed_routed_row(normed_1H, *stacks, logits, k, x_1H)
+        return packed_tokens(normed_1H, *stacks, *route_absorbed(logits, k), x_1H)
     stored = Stored.of(weights.gate_up), Stored.of(weights.down)
     return routed_row(normed_1H, *stored, logits, k, x_1H)
+
+
+def _one_token_case(x_1H: Tensor, weights: MoeWeights, k: int) -> OneToken:
+    form, inner = FLOAT, 0
+    if isinstance(weights.gate_up, STORED):
+        form, inner = form_of(weights.gate_up)[0], weights.gate_up.shape[1] // 2
+    absorbed = weights.shared_gate_up is None
+    return OneToken(use_triton(x_1H), absorbed, form, x_1H.shape[1], inner, k)
 
 
 def moe_experts(
@@ -217,7 +226,7 @@ def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
 
 
 _router = ROUTER.bind(padded_logits, linear)
-_one_token = ONE_TOKEN.bind(routed_row, packed_tokens, moe_block)
+_one_token = ONE_TOKEN.bind(routed_row, packed_routed_row, packed_tokens, moe_block)
 _experts = EXPERTS.bind(
     moe_experts_reference,
     packed_tokens,

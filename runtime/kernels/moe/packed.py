@@ -1,6 +1,6 @@
 """Experts with weights of four bits: few tokens in rows, more in tiles, prompts decoded before.
 
-Chosen for: `EXPERTS` and `ONE_TOKEN` with packed weights.
+Chosen for: `EXPERTS` with packed weights, and `ONE_TOKEN` where packed_row does not serve.
 
     inner[p] = silu(gate) * up of x[t] and expert e_p          y[t] = sum_j w_j * down_e_j(inner)
 

@@ -115,7 +115,7 @@ def _ask_rows(weight, expert, first, H, F, COLUMNS: tl.constexpr, LINES: tl.cons
 
 
 @jit
-def _expert_of(place, keys, E, TOP: tl.constexpr):
+def expert_of(place, keys, E, TOP: tl.constexpr):
     """Return the expert of a place: after the TOP likeliest comes E, the shared one."""
     expert, keys = take_best(keys)
     for _ in range(0, tl.where(place < TOP, place, 0)):
@@ -156,7 +156,7 @@ def _gated_kernel(
     wait_for_inputs()
     start_next()
     keys, x_K = order_keys(logits, E, BLOCK_E, WARPS), x_part(x, 0, H, BLOCK_K)
-    expert = _expert_of(place, keys, E, TOP)
+    expert = expert_of(place, keys, E, TOP)
     k, g = tl.arange(0, BLOCK_K)[None, :], (tl.arange(0, NUM) * VECTOR)[None, :]
     half, column = tl.arange(0, 2)[:, None] * F, tl.arange(0, COLUMNS)
     weight, scales = gate_up + expert * 2 * F * H, scale + expert * scale_expert

@@ -31,6 +31,7 @@ from runtime.kernels.linear import (
     few_gated,
     mlp,
     packed_rows,
+    packed_strips,
     packed_tiles,
     row,
     row_gated,
@@ -42,6 +43,7 @@ from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.weight import Fp8Weight, Stored
 from runtime.kernels.moe import rows as moe_rows
 from runtime.kernels.moe.packed import packed_tokens
+from runtime.kernels.moe.packed_row import packed_routed_row
 from runtime.kernels.moe.routing import route, route_absorbed
 from runtime.kernels.moe.row import routed_row
 from runtime.kernels.moe.sort import expert_blocks
@@ -204,7 +206,11 @@ def four_bits(group):
 
     packed_rows.packed_row(some(1, 2048), weight(2048, 2048), some(1, 2048))
     packed_rows.packed_gated(some(1, 2048), weight(8192, 2048))
+    normed = some(1, 2048), some(2048), 1e-6
+    packed_strips.packed_strips(*normed, weight(12288, 2048), some(64, 2048))
+    packed_strips.packed_strip(some(1, 4096), weight(2048, 4096), some(1, 2048))
     stacks = weight(257, 1024, 2048), weight(257, 2048, 512)
+    packed_routed_row(some(1, 2048), *stacks, some(1, 257), 8, some(1, 2048))
     packed_tokens(some(4, 2048), *stacks, some(4, 9), whole(4, 9), some(4, 2048))
     packed_tiles.packed_linear(some(64, 2048), weight(1024, 2048))
 

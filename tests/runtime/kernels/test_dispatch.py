@@ -63,7 +63,7 @@ SCALES = (torch.float32, torch.bfloat16)
 # one group; ragged groups; cuBLAS's multiples or not; strips; wide and large, or either
 SIZES = [(20, 128), (24, 300), (32, 256), (1100, 1001), (1024, 1024), (40, 2048), (12288, 2048)]
 WIDTHS = (128, 1024, 1025, 5120)
-SIZES += [(7168, 2047), (34816, 5120), (5120, 17408)]
+SIZES += [(7168, 2047), (34816, 5120), (5120, 17408), (2048, 4096), (4096, 4096)]
 
 
 def products():
@@ -117,14 +117,15 @@ CASES = {
     Router: lambda: itertools.starmap(Router, itertools.product(BOTH, COUNTS, (8, 256, 257, 7))),
     ChosenExperts: experts,
     OneToken: lambda: itertools.starmap(
-        OneToken, itertools.product(BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
+        OneToken,
+        itertools.product(
+            BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4), (2048, 4097), (512, 1025), (8, 9)
+        ),
     ),
     Gated: lambda: itertools.starmap(
         Gated, itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, (FLOAT, FP8_BLOCK, NVFP4, INT4))
     ),
-    Added: lambda: itertools.starmap(
-        Added, itertools.product(BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4))
-    ),
+    Added: lambda: itertools.starmap(Added, normed_rows()),
     Step: lambda: itertools.starmap(
         Step, itertools.product(BOTH, (16, 32, 33, 48, 255, 256, 384, 3072), (1, 4), (1, 3))
     ),
@@ -256,11 +257,16 @@ def apart(case):
     return case.k >= 2048 and case.nbytes >= 12 << 20
 
 
+def in_strips(case):
+    return case.k <= (4096 if case.nbytes < 6 << 20 else 2048)
+
+
 def row_products_before(case):
     if not case.gpu:
         return "linear.row.norm_row_linear_reference"
     if case.form in PACKED:
-        return "linear.row.packed_normed"
+        whole = "linear.packed_strips.packed_strips"
+        return whole if in_strips(case) else "linear.row.packed_normed"
     if not apart(case):
         return "linear.row.normed_within"
     if case.form != FLOAT and case.k <= 2048:
@@ -274,8 +280,10 @@ def row_norm_before(case):
 
 
 def row_added_before(case):
-    packed = case.gpu and case.form in PACKED
-    return "linear.packed_rows.packed_row" if packed else "linear.row.row_linear"
+    if not case.gpu or case.form not in PACKED:
+        return "linear.row.row_linear"
+    whole = "linear.packed_strips.packed_strip"
+    return whole if in_strips(case) else "linear.packed_rows.packed_row"
 
 
 def gated_before(case):
@@ -313,7 +321,10 @@ def experts_before(case):
 def one_token_before(case):
     if not case.absorbed or not case.gpu:
         return "moe.layer.moe_block"
-    return "moe.packed.packed_tokens" if case.form in PACKED else "moe.row.routed_row"
+    if case.form not in PACKED:
+        return "moe.row.routed_row"
+    usual = case.top <= 8 and case.hidden <= 4096 and case.inner <= 1024
+    return "moe.packed_row.packed_routed_row" if usual else "moe.packed.packed_tokens"
 
 
 def rule_step_before(case):

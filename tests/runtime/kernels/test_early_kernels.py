@@ -22,9 +22,10 @@ pytestmark = [
 #                             the inputs of the draft head
 #   pool, conv_pool           states and histories that an earlier step wrote
 #   pool_k, pool_v            keys and values of earlier steps; decode leaves the newest ones out
-#   logits, residual          row_down: the kernel before it starts it only after its own wait
+#   logits, residual          row_down and packed_row: the kernel before it starts it only after its
+#                             own wait
 #   experts, weights          moe.rows: so it does there
-# The kernels before these two must not have "start_next".
+# The kernels before these must not have "start_next".
 BEFORE = {
     "attention.decode._decode_kernel": "lengths pool_k pool_v slots start_next",
     "attention.parts._combine_kernel": "start_next",
@@ -54,6 +55,7 @@ BEFORE = {
     "linear.mlp._silu_mul_quantised_kernel": "start_next",
     "linear.packed_rows._finish_kernel": "start_next",
     "linear.packed_rows._parts_kernel": "start_next words",
+    "linear.packed_strips._strips_kernel": "norm row scale start_next weight2 words",
     "linear.packed_tiles._spread_kernel": "start_next",
     "linear.packed_tiles._sum_parts_kernel": "start_next",
     "linear.row._rows_kernel": "norm scale start_next weight weight2",
@@ -61,6 +63,8 @@ BEFORE = {
     "linear.row_strips._strips_kernel": "norm scale scale2 start_next weight weight2",
     "linear.rows._rows_kernel": "start_next",
     "linear.rows_gated._gated_kernel": "start_next",
+    "moe.packed_row._down_kernel": "logits residual row scale start_next words",
+    "moe.packed_row._gated_kernel": "words",
     "moe.routing._route_kernel": "start_next",
     "moe.row._gated_kernel": "gate_up",
     "moe.row_down.down_kernel": "down logits residual scale start_next",

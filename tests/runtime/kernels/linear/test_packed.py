@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from runtime.kernels.conditions import WIDEST_WHOLE
 from runtime.kernels.linear.packed import (
     E2M1_VALUES,
     packed_int4,
@@ -17,12 +18,15 @@ from runtime.kernels.linear.packed_rows import (
     packed_row,
     packed_row_reference,
 )
+from runtime.kernels.linear.packed_strips import packed_strip, packed_strips
 from runtime.kernels.linear.packed_tiles import (
     packed_linear,
     packed_linear_reference,
     spread,
     unpacked,
 )
+from runtime.kernels.linear.row import norm_row_linear_reference
+from runtime.kernels.norm.rms import rmsnorm
 from tests.runtime.models import needs_cuda
 
 # Sums of up to 1280 products in another order: sqrt(1280) * 2^-24.
@@ -30,6 +34,7 @@ FLOAT32 = 3e-6
 FORMS = ["nvfp4", "32", "128"]
 # a chunk and a ragged one; more chunks than a program has slices
 WIDTHS = [272, 1280]
+ON_GPU = [(2048, 5120), (1100, 1040), (528, 17408), (512, 512), (12288, 2048), (2048, 4096)]
 
 
 def stored(form, *shape, seed=0, device="cpu"):
@@ -101,6 +106,20 @@ def test_a_row_is_multiplied_added_and_gated_as_in_the_reference(form, k, interp
     assert distance(packed_gated(x, weight), packed_gated_reference(x, weight)) < FLOAT32
 
 
+# a ragged chunk, two rows of warps; nine chunks, which are more than warps
+@pytest.mark.parametrize(
+    ("form", "n", "k"), [("nvfp4", 36, 272), ("32", 36, 288), ("nvfp4", 5, 2064)]
+)
+def test_a_row_is_normed_multiplied_and_added_in_strips(form, n, k, interpreter):
+    weight, _ = stored(form, n, k)
+    x, norm, residual, second = normal(1, k), normal(k) / 8, normal(1, n), normal(5, k)
+    expected = norm_row_linear_reference(x, norm, 1e-6, weight, second)
+    for got, exact in zip(packed_strips(x, norm, 1e-6, weight, second), expected, strict=True):
+        assert distance(got, exact) < FLOAT32
+    added = packed_row_reference(x, weight, residual)
+    assert distance(packed_strip(x, weight, residual), added) < FLOAT32
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("k", WIDTHS)
 def test_rows_are_multiplied_in_tiles_as_in_the_reference(form, k, interpreter):
@@ -115,7 +134,9 @@ def test_rows_are_multiplied_in_tiles_as_in_the_reference(form, k, interpreter):
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("n", "k"), [(2048, 5120), (1100, 1040), (528, 17408), (512, 512)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(2048, 5120), (1100, 1040), (528, 17408), (512, 512), (12288, 2048), (2048, 4096)]
+)
 def test_a_gpu_rounds_once(form, n, k):
     """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most."""
     fits(form, k)
@@ -126,6 +147,12 @@ def test_a_gpu_rounds_once(form, n, k):
         expected = x.double() @ exact.double().T
         for multiply in (packed_row, packed_linear)[rows > 1 :]:
             assert distance(multiply(x.cuda(), weight).cpu(), expected) < 2**-8
+    if k <= WIDEST_WHOLE:
+        x, norm = normal(1, k).bfloat16().cuda(), (normal(k) / 8).bfloat16().cuda()
+        normed = rmsnorm(x, norm, 1e-6).double().cpu()
+        got = packed_strips(x, norm, 1e-6, weight)[0], packed_strip(x, weight)
+        for y, of in zip(got, (normed, x.double().cpu()), strict=True):
+            assert distance(y.cpu(), of @ exact.double().T) < 2**-8
     gate, up = (normal(1, k).bfloat16().double() @ exact.double().T).chunk(2, -1)
     got = packed_gated(normal(1, k).bfloat16().cuda(), weight)
     assert distance(got.cpu(), silu(gate) * up) < 0.01

@@ -1,0 +1,252 @@
+"""One row times four-bit weights by units, a chunk of 256 columns of eight rows: see packed.
+
+Chosen for: within the kernels of packed_strips and moe.packed_row; never alone.
+
+A warp multiplies a unit by eight instructions of the tensor cores, whose left operand has 16 rows
+and 16 columns. Four threads have a row: each has eight of its words, in two loads. Words of the
+first load are the operand's upper eight rows, those of the second its lower eight. They are other
+columns of the same rows, so the right operand has in its even columns what the upper words want of
+x, in its odd ones what the lower ones do. Which columns an instruction adds up is free, as long as
+they share a scale or have been scaled. So no number changes threads before it is a sum.
+
+    thread of a warp    4 * row + place: words 4 * place + (0..3), and 16 more
+    its pairs of x      16, of the first load if its row is even, else of the second
+
+Everything is a tensor with one number for each thread. A row's sum is in all of its four threads.
+
+Trap: number n must be in thread n. That is how the compiler lays out such tensors, unless they come
+from others: tests/runtime/kernels/linear/test_units.py reads it in compiled code.
+
+Shape letters: N outputs, K inputs, C chunks of 256 inputs.
+"""
+
+from __future__ import annotations
+
+from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, tl
+from runtime.kernels.linear.packed_parts import E2M1_WORD, INT4_PAIR, SCALE_OF_BYTE, value_of
+
+_MULTIPLY = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    "{{d0, d1, d2, d3}}, {{p{0}, p{1}, p{2}, p{3}}}, {{{4}, {5}}}, {{d0, d1, d2, d3}};\n"
+)
+_BEGIN = (
+    "{\n.reg .b32 s, t, p<8>;\n.reg .f32 d<4>, part;\n.reg .pred idle;\n"
+    "mov.f32 $0, 0f00000000;\nsetp.eq.s32 idle, $1, 0;\n@idle bra DONE;\n"
+)
+_END = "DONE:\n}"
+_ZEROS = "".join(f"mov.f32 d{i}, 0f00000000;\n" for i in range(4))
+_LOADS = ("$2", "$6"), ("$3", "$7"), ("$4", "$8"), ("$5", "$9")  # words of both loads
+_X, _SCALES = 10, 26  # the first operands
+
+
+def _nvfp4_code() -> str:
+    """Return PTX that multiplies the words of both loads; one operand has their four scales."""
+    lines = [_BEGIN, _ZEROS]
+    for i, words in enumerate(_LOADS):
+        for load, word in enumerate(words):
+            pairs = range(4 * load, 4 * load + 4)
+            lines.append(E2M1_WORD.format(*pairs, word=word))
+            lines.append(f"prmt.b32 s, ${_SCALES}, 0, {0x4440 + 2 * load + i // 2};\n")
+            lines.append(SCALE_OF_BYTE.format("s"))
+            lines += [f"mul.bf16x2 p{p}, p{p}, s;\n" for p in pairs]
+        for p in (0, 2):
+            x = f"${_X + 4 * i + p}", f"${_X + 4 * i + p + 1}"
+            lines.append(_MULTIPLY.format(p, 4 + p, p + 1, 5 + p, *x))
+    return "".join([*lines, "add.f32 $0, d0, d3;\n", _END])
+
+
+def _int4_code(group: int) -> str:
+    """Return PTX that multiplies the words of both loads, a plane of 32 columns at a time.
+
+    group  columns that share a scale: so many planes are summed before that is scaled
+    """
+    lines = [_BEGIN]
+    for plane in range(8):
+        first, pair = plane // 4, plane % 4
+        if plane * 32 % group == 0:
+            lines.append(_ZEROS)
+        lines.append("mov.b32 s, 0x43084308;\n")
+        for half in range(2):
+            for load, word in enumerate(_LOADS[first + 2 * half]):
+                lines.append(INT4_PAIR.format(word=word, shift=4 * pair, out=f"p{2 * half + load}"))
+        x = f"${_X + 2 * plane}", f"${_X + 2 * plane + 1}"
+        lines.append(_MULTIPLY.format(0, 1, 2, 3, *x))
+        if (plane + 1) * 32 % group == 0:
+            scale = f"${_SCALES + plane * 32 // group}"
+            lines.append(f"add.f32 part, d0, d3;\nfma.rn.f32 $0, part, {scale}, $0;\n")
+    return "".join([*lines, _END])
+
+
+def _quad_code(cache: str) -> str:
+    """Return PTX that loads four words, or gives zeros."""
+    zeros = "".join(f"mov.b32 ${i}, 0;\n" for i in range(4))
+    load = f"@p ld.global{cache}.v4.b32 {{$0, $1, $2, $3}}, [$4];\n"
+    return "{\n.reg .pred p;\nsetp.ne.s32 p, $5, 0;\n" + zeros + load + "}"
+
+
+if HAS_TRITON:
+    _NEAR_QUAD = tl.constexpr(_quad_code(""))
+    _FAR_QUAD = tl.constexpr(_quad_code(".L1::no_allocate"))
+    _QUAD_REGISTERS = tl.constexpr("=&r,=&r,=&r,=&r,l,r")
+    _NVFP4 = tl.constexpr(_nvfp4_code())
+    _NVFP4_REGISTERS = tl.constexpr(",".join(["=&f"] + ["r"] * 26))
+    _INT4_32, _INT4_64, _INT4_128 = (tl.constexpr(_int4_code(group)) for group in (32, 64, 128))
+    _INT4_32_REGISTERS, _INT4_64_REGISTERS, _INT4_128_REGISTERS = (
+        tl.constexpr(",".join(["=&f"] + ["r"] * 25 + ["f"] * (256 // group)))
+        for group in (32, 64, 128)
+    )
+
+
+@jit
+def thread_numbers(THREADS: tl.constexpr):
+    """Return (warp, row, place) of each thread."""
+    e = tl.arange(0, THREADS)
+    return e // 32, e // 4 % 8, e % 4
+
+
+@jit
+def _quad(pointer, used, NEAR: tl.constexpr):
+    """Return the four words that a thread loads at once, or zeros.
+
+    NEAR  1: others of the multiprocessor want them too
+    """
+    return tl.inline_asm_elementwise(
+        _NEAR_QUAD if NEAR else _FAR_QUAD,
+        _QUAD_REGISTERS,
+        [pointer.to(tl.int64), used.to(tl.int32)],
+        dtype=(tl.int32,) * 4,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def _interpreted_quad(pointer, used, near):
+    """Say what `_quad` does (interpreter)."""
+    return tuple(tl.load(pointer + i, mask=used, other=0) for i in range(4))
+
+
+quad = _interpreted_quad if HAS_TRITON and INTERPRET.value else _quad
+
+
+@jit
+def unit_of(words, scale, at, place, used, FP4: tl.constexpr, GROUP: tl.constexpr):
+    """Return what each thread has of a unit: (words of both loads, scales).
+
+    at  number of the row among those of all chunks, one for each thread
+    """
+    upper = quad(words + at * 32 + place * 4, used, 0)
+    lower = quad(words + at * 32 + place * 4 + 16, used, 0)
+    scales = ()
+    if FP4:
+        of_place = scale.to(tl.pointer_type(tl.int16), bitcast=True) + at * 8 + place
+        first = tl.load(of_place, mask=used, other=0).to(tl.int32)
+        last = tl.load(of_place + 4, mask=used, other=0).to(tl.int32)
+        scales += ((first & 65535) | (last << 16),)  # type: ignore[assignment]
+    else:
+        for group in tl.static_range(256 // GROUP):
+            s = tl.load(scale + at * (256 // GROUP) + group, mask=used, other=0.0)
+            scales += (s.to(tl.float32),)  # type: ignore[assignment]
+    return upper, lower, scales
+
+
+@jit
+def _multiplied(unit, x, used, CODE: tl.constexpr, REGISTERS: tl.constexpr):
+    return tl.inline_asm_elementwise(
+        CODE,
+        REGISTERS,
+        list((used.to(tl.int32),) + unit[0] + unit[1] + x + unit[2]),
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@jit
+def _unit_sums(unit, x, used, FP4: tl.constexpr, GROUP: tl.constexpr):
+    """Return the sum of each thread's row, NVFP4's 2^-8 of it.
+
+    unit  as `unit_of` gives it
+    x     sixteen pairs of columns for each thread
+    """
+    if FP4:
+        total = _multiplied(unit, x, used, _NVFP4, _NVFP4_REGISTERS)
+    elif GROUP == 32:
+        total = _multiplied(unit, x, used, _INT4_32, _INT4_32_REGISTERS)
+    elif GROUP == 64:
+        total = _multiplied(unit, x, used, _INT4_64, _INT4_64_REGISTERS)
+    else:
+        total = _multiplied(unit, x, used, _INT4_128, _INT4_128_REGISTERS)
+    return total
+
+
+def _by_row(x):
+    """Return the pairs of both loads for every row, of those that rows have in turns."""
+    warps = x.shape[0] // 32
+    both = tl.split(tl.permute(tl.reshape(x, (warps, 4, 2, 4, 2)), (0, 1, 3, 4, 2)))
+    wide = [tl.broadcast_to(one[:, :, None], (warps, 4, 2, 4, 2)) for one in both]
+    return [tl.reshape(one, (x.shape[0], 2)) for one in wide]
+
+
+def _interpreted_sums(unit, x, used, fp4, group):
+    """Say what `_unit_sums` computes (interpreter)."""
+    upper, lower, scales = unit
+    total = tl.zeros(upper[0].shape, tl.float32)
+    for r in range(16):
+        word, pair = (r // 4, r % 4) if fp4 else (r // 8 + r % 2 * 2, r // 2 % 4)
+        for load, (words, x_r) in enumerate(zip((upper, lower), _by_row(x[r]), strict=True)):
+            codes = tl.join(*(value_of(words[word] >> 16 * h, fp4, pair) for h in range(2)))
+            product = tl.sum(codes * x_r, 1)
+            if fp4:
+                byte = (scales[0] >> 8 * (2 * load + word // 2)) & 255
+                power = tl.exp2((byte // 8 - 18).to(tl.float32))
+                total += product * (1 + (byte % 8).to(tl.float32) / 8) * power
+            else:
+                total += product * scales[r // 2 * 32 // group]
+    rows = tl.reshape(total, (total.shape[0] // 4, 4))
+    whole = tl.broadcast_to(tl.sum(rows, 1)[:, None], rows.shape)
+    return tl.reshape(whole, total.shape)
+
+
+unit_sums = _interpreted_sums if HAS_TRITON and INTERPRET.value else _unit_sums
+
+
+@jit
+def units_of(
+    words,
+    scale,
+    n,
+    N,
+    inside,
+    C,
+    warp,
+    place,
+    FP4: tl.constexpr,
+    GROUP: tl.constexpr,
+    ACROSS: tl.constexpr,
+    REPEATS: tl.constexpr,
+):
+    """Return the units of row n: of each chunk of its warp, one after another.
+
+    n, inside  for each thread: its row, and whether there is such a row
+    """
+    units = ()
+    for again in tl.static_range(REPEATS):
+        c = chunk_of(warp, again, ACROSS)
+        units += (unit_of(words, scale, c * N + n, place, inside & (c < C), FP4, GROUP),)  # type: ignore[assignment]
+    return units
+
+
+@jit
+def chunk_of(warp, again, ACROSS: tl.constexpr):
+    """Return the chunk of each thread: ACROSS warps have one of the same rows each, and again."""
+    return again * ACROSS + warp % ACROSS
+
+
+@jit
+def sums_of(units, x, FIRST: tl.constexpr, FP4: tl.constexpr, GROUP: tl.constexpr):
+    """Return the sums of as many units as x has parts, from the unit FIRST on."""
+    used = tl.full(units[0][0][0].shape, 1, tl.int32)
+    total = tl.zeros(used.shape, tl.float32)
+    for again in tl.static_range(len(x)):
+        total += unit_sums(units[FIRST + again], x[again], used, FP4, GROUP)
+    return total

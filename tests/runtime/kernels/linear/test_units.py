@@ -1,0 +1,38 @@
+"""Units of four-bit weights are multiplied across the threads of a warp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runtime.kernels.launch import HAS_TRITON
+
+pytestmark = [
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+    pytest.mark.all,  # seconds of compiling
+]
+KERNELS = {"_strips_kernel", "_gated_kernel", "_down_kernel"}
+
+
+def test_where_units_are_multiplied_number_n_is_in_thread_n():
+    """Else a thread would multiply what belongs to another row: the compiler chooses layouts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.kernels.linear.units_compiled"],
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    launches = json.loads(done.stdout)
+    assert {kernel for kernel, *_ in launches} == KERNELS
+    for _, threads, products in launches:
+        in_order = (
+            "#ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], "
+            f"warpsPerCTA = [{threads // 32}], order = [0]}}>"
+        )
+        assert products
+        assert all(product == [threads, in_order] for product in products)
