@@ -28,13 +28,18 @@ class Rows(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """x [rows, k] times gate and up, which are stored as one: fields as in `Product`."""
+    """x [rows, k] times gate and up, which are stored as one [n, k]: fields as in `Product`.
+
+    gluon  the GPU runs kernels in Gluon
+    """
 
     gpu: bool
     rows: int
     k: int
     dtype: torch.dtype
     form: str
+    n: int
+    gluon: bool
 
 
 class Added(NamedTuple):

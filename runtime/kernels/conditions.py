@@ -10,7 +10,7 @@ import torch
 
 from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, GROUP, INT4, NVFP4
 from runtime.kernels.choice import When, unless
-from runtime.kernels.waves import fits
+from runtime.kernels.waves import fills, fits
 
 FEW_ROWS = 16
 DECODED_ROWS = 512
@@ -86,6 +86,17 @@ BY_ROLES = When(
         and fits(case.rows, case.n)
     ),
 )
+GATED_BY_ROLES = When(
+    f"Hopper, Triton 3.6 or later, {DECODED_ROWS} rows or more, gate and up in whole tiles, "
+    "0.8 of the multiprocessors' time used (waves)",
+    lambda case: (
+        case.gluon
+        and case.rows >= DECODED_ROWS
+        and fills(case.rows, case.n)
+        and case.n % (2 * GROUP) == 0
+        and case.k % 64 == 0
+    ),
+)
 WIDE = When(
     f"{WIDE_ROW} columns or more, {LARGE_WEIGHT >> 20} MiB or more",
     lambda case: case.k >= WIDE_ROW and case.nbytes >= LARGE_WEIGHT,
@@ -143,6 +154,7 @@ TO_64 = When(
 MANY_FLOAT = (GPU, TO_64, IN_FLOAT, BF16)
 ON_HOPPER = When("Hopper", lambda case: case.card == HOPPER)
 MANY_CODED = (ON_HOPPER, TO_64)
+GATED_PROMPT = (IN_FLOAT, BF16, GATED_BY_ROLES)
 MULTIPLIED_BESIDE = When(
     f"{TO_64.text}, BF16, float weight, or FP8 weight and codes of x on Hopper",
     lambda case: (

@@ -62,6 +62,7 @@ from runtime.kernels.conditions import (
     FEW,
     FEW_DECODES,
     FEW_STATES_OR_SEVERAL,
+    GATED_PROMPT,
     GPU,
     GROUPS,
     HEADS_BY_ROLES,
@@ -205,7 +206,10 @@ GATED = Operation("silu(gate) * up", Gated, (
     Row("linear.few_gated.few_gated", (*SEVERAL, unless(IN_REGISTERS)), "product and gate in one"),
     Row("linear.rows_gated.rows_gated", MANY_FLOAT,
         "product and gate in one: H200, 64 rows with the norm, 0.8B 7.1 for 8.9"),
-    Row("linear.mlp.silu_mul", (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT)),
+    Row("linear.roles_gated.roles_gated", GATED_PROMPT,
+        "product and gate in one: H200, 8192 rows, 0.8B 172 for 213"),
+    Row("linear.mlp.silu_mul",
+        (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT), unless(*GATED_PROMPT)),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
 

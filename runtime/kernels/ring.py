@@ -1,6 +1,6 @@
 """What kernels share whose warps have roles: a ring of stages on chip, products that are started.
 
-Chosen for: never alone; the kernels of moe.roles, linear.roles and attention.roles share it.
+Chosen for: never alone; moe.roles, linear.roles, linear.roles_gated and attention.roles share it.
 
 Four warps load into the ring and run ahead. Two groups of four warps multiply: while one works on
 its sums the other has the tensor cores. Such kernels are in Gluon, Triton's language of explicit
@@ -69,6 +69,15 @@ def barriers(STAGES: gl.constexpr, FULL: gl.constexpr):
 
 
 @gluon_jit
+def tile_at(number, rows, columns, together):
+    """Return (row, column) of a tile: so many rows go together, that what is read stays near."""
+    first = number // (together * columns) * together
+    inside = number % (together * columns)
+    height = gl.minimum(rows - first, together)
+    return first + inside % height, inside // height
+
+
+@gluon_jit
 def awaited(full, step, STAGES: gl.constexpr):
     """Return the stage of a step, once it is full."""
     mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -114,3 +123,31 @@ def computed(product, LATER: gl.constexpr):
 def rounded(x, like):
     """Return x rounded to the dtype of the pointer `like`, in float32."""
     return x.to(like.dtype.element_ty).to(gl.float32)
+
+
+@gluon_jit
+def _sigmoid(x):
+    """Return it by the approximations of the hardware, of which a 16-bit number shows nothing."""
+    power = gl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;",
+        "=f,f",
+        [x * -1.4426950408889634],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;",
+        "=f,f",
+        [1.0 + power],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon_jit
+def silu_times(gate, up, like):
+    """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
+    gate = rounded(gate, like)
+    return rounded(gate * _sigmoid(gate), like) * rounded(up, like)

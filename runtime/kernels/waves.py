@@ -14,6 +14,7 @@ MULTIPROCESSORS = 132  # of an H100, an H200 and a GH200
 HEIGHT = 128
 WIDTHS = (160, 192)  # of a tile of linear.roles
 USUAL = 128  # of a tile of cuBLAS
+GATED = 256  # of a tile of linear.roles_gated: half of them are the gate's
 
 
 def steps(rows: int, n: int, width: int) -> int:
@@ -37,3 +38,14 @@ def fits(rows: int, n: int) -> bool:
     for 31.2.
     """
     return steps(rows, n, best_width(rows, n)) <= 0.7 * steps(rows, n, USUAL)
+
+
+def fills(rows: int, n: int) -> bool:
+    """Return whether gated tiles leave at most a fifth of the multiprocessors' time unused.
+
+    H200, us, beside cuBLAS and a kernel for the gate: 26.2 for 18.3 where 0.53 are used (515 x 7168
+    x 1024), 98 for 81 at 0.73 (256 x 24576 x 4096), 16.9 for 17.0, 29.6 for 34.0 and 51.6 for 53.0
+    at 0.85 (512, 1024, 2048 x 7168 x 1024), 172 for 213 at 0.97 (8192).
+    """
+    tiles = -(-rows // HEIGHT) * -(-n // GATED)
+    return 5 * tiles >= 4 * MULTIPROCESSORS * -(-tiles // MULTIPROCESSORS)

@@ -22,7 +22,7 @@ from torch.nn.functional import silu
 from runtime.kernels.cases import Gated
 from runtime.kernels.dispatch import GATED
 from runtime.kernels.encode.rows import Codes, quantized
-from runtime.kernels.launch import jit, tl, use_triton
+from runtime.kernels.launch import gluon_runs, jit, tl, use_triton
 from runtime.kernels.linear.few_gated import few_gated
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_rows import packed_gated
@@ -34,6 +34,7 @@ from runtime.kernels.linear.product import (
     linear_update,
     takes_codes,
 )
+from runtime.kernels.linear.roles_gated import roles_gated
 from runtime.kernels.linear.row import added_linear
 from runtime.kernels.linear.row_gated import row_gated
 from runtime.kernels.linear.row_parts import silu_times
@@ -110,7 +111,8 @@ def added_mlp(x_MH: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: W
 
 def _case(x_TH: Tensor, gate_up: Weight) -> Gated:
     rows, k = x_TH.shape
-    return Gated(use_triton(x_TH), rows, k, x_TH.dtype, form_of(gate_up)[0])
+    gluon, form = gluon_runs(x_TH.get_device()), form_of(gate_up)[0]
+    return Gated(use_triton(x_TH), rows, k, x_TH.dtype, form, gate_up.shape[0], gluon)
 
 
 def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
@@ -193,4 +195,4 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     tl.store(scale + tl.program_id(0) * height + t, s, mask=t < T)
 
 
-_gated = GATED.bind(row_gated, packed_gated, few_gated, rows_gated, silu_mul)
+_gated = GATED.bind(row_gated, packed_gated, few_gated, rows_gated, roles_gated, silu_mul)

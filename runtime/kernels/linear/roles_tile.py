@@ -18,7 +18,16 @@ from __future__ import annotations
 from functools import partial
 
 from runtime.kernels.launch import HAS_GLUON, gl, gluon_jit
-from runtime.kernels.ring import awaited, barrier, barriers, computed, emptied, release, started
+from runtime.kernels.ring import (
+    awaited,
+    barrier,
+    barriers,
+    computed,
+    emptied,
+    release,
+    started,
+    tile_at,
+)
 
 if HAS_GLUON:
     from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,15 +36,6 @@ if HAS_GLUON:
         mbarrier,
         tma,
     )
-
-
-@gluon_jit
-def _tile(number, rows, columns, together):
-    """Return (row, column) of a tile: so many rows go together, that what is read stays near."""
-    first = number // (together * columns) * together
-    inside = number % (together * columns)
-    height = gl.minimum(rows - first, together)
-    return first + inside % height, inside // height
 
 
 @gluon_jit
@@ -62,7 +62,7 @@ def _load(
     line = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     step = 0
     for number in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
-        row, column = _tile(number, rows, columns, together)
+        row, column = tile_at(number, rows, columns, together)
         s_row = x_scale + gl.minimum(row * 128 + line, M - 1)
         further = columns * 128 + column * FURTHER
         for g in range(G):
@@ -156,7 +156,7 @@ def _multiply(
 ):
     step = 0
     for number in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
-        row, column = _tile(number, rows, columns, together)
+        row, column = tile_at(number, rows, columns, together)
         first = row * 128 + 64 * HALF
         further = columns * 128 + column * FURTHER
         # beyond the weight are zeros, with any scale

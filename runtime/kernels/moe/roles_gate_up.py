@@ -21,6 +21,7 @@ from runtime.kernels.ring import (
     emptied,
     release,
     rounded,
+    silu_times,
     skipped,
     started,
 )
@@ -124,34 +125,12 @@ def _sums(
 
 
 @gluon_jit
-def _sigmoid(x):
-    """Return it by the approximations of the hardware, of which a 16-bit number shows nothing."""
-    power = gl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;",
-        "=f,f",
-        [x * -1.4426950408889634],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
-    return gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;",
-        "=f,f",
-        [1.0 + power],
-        dtype=gl.float32,
-        is_pure=True,
-        pack=1,
-    )
-
-
-@gluon_jit
 def _quantized(gate, up, like, codes):
     """Return (codes, scale) of silu(gate) * up: what encode.rows.quantized makes of it.
 
     The conversion to FP8 cuts off at 448 itself.
     """
-    gate = rounded(gate, like)
-    inner = rounded(rounded(gate * _sigmoid(gate), like) * rounded(up, like), like)
+    inner = rounded(silu_times(gate, up, like), like)
     s_M = gl.div_rn(gl.max(gl.abs(inner), 1), 448.0)
     s_M = gl.where(s_M > 0, s_M, 1.0)
     lift_M = gl.where(s_M < 2.0**-60, 2.0**64, 1.0)

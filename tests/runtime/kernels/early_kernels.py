@@ -26,6 +26,7 @@ from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.step import launch_step
 from runtime.kernels.draft.settle import Places, settle
 from runtime.kernels.encode.rows import Codes, quantize_rows
+from runtime.kernels.launch import HAS_GLUON
 from runtime.kernels.linear import (
     few,
     few_gated,
@@ -33,6 +34,7 @@ from runtime.kernels.linear import (
     packed_rows,
     packed_strips,
     packed_tiles,
+    roles_gated,
     row,
     row_gated,
     rows,
@@ -50,6 +52,7 @@ from runtime.kernels.moe.sort import expert_blocks
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.norm import gated, rms
 from runtime.kernels.sample.likeliest import likeliest
+from runtime.kernels.waves import MULTIPROCESSORS
 from tests.runtime.kernels import planted
 from tests.runtime.kernels.launches import caught, dialect, source
 from tests.runtime.kernels.order import Order
@@ -124,6 +127,11 @@ def prompt(tokens=512):
     prefill.launch_prefill(q, q, v, a, a, head, head, states, slots, at)
     quantize_rows(some(tokens, 2048), 128)
     mlp.silu_mul_quantised(some(tokens, 2048))
+
+
+def gated_prompt(tokens=512):
+    if HAS_GLUON:
+        roles_gated.roles_gated(some(tokens, 1024), some(7168, 1024))
 
 
 def norms(hidden, rows=4):
@@ -226,6 +234,7 @@ def cases():
     whole_heads(8, 8)
     prompt()
     prompt(8192)
+    gated_prompt()
     norms(2048)
     for hidden in (1024, 2048, 5120):
         in_registers(hidden, some)
@@ -290,4 +299,5 @@ def orders():
 
 
 if __name__ == "__main__":
+    roles_gated.multiprocessors = lambda gpu: MULTIPROCESSORS
     sys.stdout.write(json.dumps({"launched": launched_early(), "orders": orders()}))

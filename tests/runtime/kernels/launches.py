@@ -83,5 +83,6 @@ def dialect(source, options):
     made = backend.get_codegen_implementation(parsed), backend.get_module_map(), context
     module, metadata = source.make_ir(HOPPER, parsed, *made), {}
     for stage in ("ttir", "ttgir"):
-        module = stages[stage](module, metadata)
+        if stage in stages:  # Gluon begins with the second
+            module = stages[stage](module, metadata)
     return str(module)

@@ -51,6 +51,7 @@ from runtime.kernels.linear.product import (
 )
 from runtime.kernels.linear.row import row_linear
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight, form_of
+from runtime.kernels.waves import fills
 
 KERNELS = Path(dispatch.__file__).parent
 BOTH = (False, True)
@@ -97,6 +98,13 @@ def normed_rows():
         yield NormedRow(gpu, form, k, n * k * (2 if form == FLOAT else 1))
 
 
+def gated():
+    forms = (FLOAT, FP8_BLOCK, NVFP4, INT4)
+    for gpu, rows, k, dtype, form in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, forms):
+        for n, gluon in itertools.product((384, 7168), (False, gpu)):
+            yield Gated(gpu, rows, k, dtype, form, n, gluon)
+
+
 def experts():
     for gpu, rows, (form, dynamic), hidden, inner in itertools.product(
         BOTH, COUNTS, STORED, (128, 150, 2048), (140, 512, 1152)
@@ -122,9 +130,7 @@ CASES = {
             BOTH, BOTH, (FLOAT, FP8_BLOCK, NVFP4, INT4), (2048, 4097), (512, 1025), (8, 9)
         ),
     ),
-    Gated: lambda: itertools.starmap(
-        Gated, itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, (FLOAT, FP8_BLOCK, NVFP4, INT4))
-    ),
+    Gated: gated,
     Added: lambda: itertools.starmap(Added, normed_rows()),
     Step: lambda: itertools.starmap(
         Step, itertools.product(BOTH, (16, 32, 33, 48, 255, 256, 384, 3072), (1, 4), (1, 3))
@@ -292,7 +298,10 @@ def gated_before(case):
     if to_64(case):
         return "linear.rows_gated.rows_gated"
     if case.rows != 1 or not case.gpu:
-        return "linear.mlp.silu_mul"
+        prompt = case.gluon and case.rows >= 512 and case.form == FLOAT
+        whole = case.n % 256 == case.k % 64 == 0 and fills(case.rows, case.n)
+        roles = prompt and whole and case.dtype == torch.bfloat16
+        return "linear.roles_gated.roles_gated" if roles else "linear.mlp.silu_mul"
     packed = case.form in PACKED
     return "linear.packed_rows.packed_gated" if packed else "linear.row_gated.row_gated"
 

@@ -58,6 +58,7 @@ BEFORE = {
     "linear.packed_strips._strips_kernel": "norm row scale start_next weight2 words",
     "linear.packed_tiles._spread_kernel": "start_next",
     "linear.packed_tiles._sum_parts_kernel": "start_next",
+    "linear.roles_gated.kernel": "start_next",
     "linear.row._rows_kernel": "norm scale start_next weight weight2",
     "linear.row_gated._gated_kernel": "gate_up norm scale start_next",
     "linear.row_strips._strips_kernel": "norm scale scale2 start_next weight weight2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.kernels.waves import HEIGHT, MULTIPROCESSORS, best_width, fits, steps
+from runtime.kernels.waves import HEIGHT, MULTIPROCESSORS, best_width, fills, fits, steps
 
 PROMPTS = (257, 300, 512, 1000, 2048, 8192)
 OUTPUTS = (128, 2048, 5120, 14336, 34816)
@@ -31,3 +31,12 @@ def test_steps_cover_all_outputs_and_no_wave_is_empty(rows, n):
 @pytest.mark.parametrize("n", [5120, 14336, 16384, 34816])
 def test_long_prompts_have_so_many_tiles_that_the_last_wave_counts_for_little(n):
     assert not fits(8192, n)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "used"), [(512, 7168, 112), (640, 7168, 140), (8192, 7168, 1792)]
+)
+def test_gated_tiles_fill_the_multiprocessors_to_four_fifths(rows, n, used):
+    waves = -(-used // MULTIPROCESSORS)
+    assert fills(rows, n) == (used / (waves * MULTIPROCESSORS) >= 0.8)
+    assert fills(rows, n) == (rows != 640)

@@ -1,4 +1,6 @@
-"""Print, as JSON, what is compiled of dense products whose warps have roles, for each width.
+"""Print, as JSON, what is compiled of dense products whose warps have roles.
+
+Of FP8 ones for each width of a tile, of a gated one, "gated".
 
 Run as a program, without TRITON_INTERPRET, as tests.runtime.kernels.roles_compiled is.
 """
@@ -11,7 +13,7 @@ import sys
 import torch
 
 from runtime.kernels.encode.rows import Codes
-from runtime.kernels.linear import roles
+from runtime.kernels.linear import roles, roles_gated
 from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.waves import MULTIPROCESSORS, WIDTHS
 from tests.runtime.kernels.launches import caught
@@ -29,6 +31,14 @@ def product(width):
     return found[0]
 
 
+def gated():
+    """Return the launch of gate and up of 0.8B, caught on the way."""
+    with caught() as found:
+        roles_gated.roles_gated(some(M, 1024), some(7168, 1024))
+    return found[0]
+
+
 if __name__ == "__main__":
-    roles.multiprocessors = lambda gpu: MULTIPROCESSORS
-    sys.stdout.write(json.dumps({width: facts(*product(width)) for width in WIDTHS}))
+    roles.multiprocessors = roles_gated.multiprocessors = lambda gpu: MULTIPROCESSORS
+    made = {width: facts(*product(width)) for width in WIDTHS} | {"gated": facts(*gated())}
+    sys.stdout.write(json.dumps(made))

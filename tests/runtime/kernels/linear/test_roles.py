@@ -12,6 +12,7 @@ import torch
 
 from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear.roles import roles_linear
+from runtime.kernels.linear.roles_gated import roles_gated
 from runtime.kernels.linear.weight import Fp8Weight
 from tests.runtime.kernels.linear.stored import distance
 from tests.runtime.kernels.test_roles import CHIP, COPIES, needs_gluon, needs_hopper
@@ -42,24 +43,26 @@ def test_a_program_fits_a_multiprocessor_in_three_parts(compiled):
 def test_a_stage_expects_what_is_copied_to_it(compiled):
     """Else a group waits for ever, or reads what has not come: 128 rows of x, and the weight's."""
     for width, found in compiled.items():
-        assert found["expected"] == found["copied"] == [(128 + int(width)) * 128]
+        rows = 128 + (256 if width == "gated" else int(width))
+        assert found["expected"] == found["copied"] == [rows * 128]  # bytes of a row
 
 
 @pytest.mark.all
 @needs_gluon
 def test_a_stage_is_full_when_all_that_load_have_said_so(compiled):
-    for found in compiled.values():
-        assert found["arrivals"] == [2, 1 + COPIES]
+    for width, found in compiled.items():
+        assert found["arrivals"] == ([1, 2] if width == "gated" else [2, 1 + COPIES])
         assert found["unshared"] == []
 
 
 @pytest.mark.all
 @needs_gluon
-def test_the_further_rows_are_multiplied_while_the_first_sums_are_scaled(compiled):
+def test_a_product_is_started_before_the_one_before_it_is_waited_for(compiled):
+    """In FP8 the further rows are multiplied while the first sums are scaled."""
     both = 2  # groups of warps
-    for found in compiled.values():
+    for width, found in compiled.items():
         assert found["dots"] == found["started"] == 2 * both
-        assert found["left"] == both * [1, 0]
+        assert found["left"] == both * ([1, 1, 0] if width == "gated" else [1, 0])
 
 
 @pytest.mark.gpu
@@ -89,3 +92,20 @@ def test_products_by_roles_are_exact_to_what_tensor_cores_keep(m, n, k, width):
     assert distance(got[:m], expected) < 2**-8
     for _ in range(20):
         assert torch.equal(roles_linear(taken, weight, torch.bfloat16, width)[:m], got[:m])
+
+
+@pytest.mark.gpu
+@needs_hopper
+@pytest.mark.parametrize(
+    ("m", "inner", "k"), [(300, 128, 256), (17, 640, 320), (515, 3584, 1024), (8192, 3584, 1024)]
+)
+def test_gate_and_up_by_roles_are_those_of_float64(m, inner, k):
+    """Each of four steps rounds to bfloat16; the same twenty times: warps must not race."""
+    generator = torch.Generator("cuda").manual_seed(m)
+    x = torch.randn(m, k, device="cuda", generator=generator).bfloat16()
+    w = torch.randn(2 * inner, k, device="cuda", generator=generator).div_(k**0.5).bfloat16()
+    got = roles_gated(x, w)
+    gate, up = (x.double() @ w.double().T).chunk(2, 1)
+    assert distance(got, torch.nn.functional.silu(gate) * up) < 4 * 2**-8
+    for _ in range(20):
+        assert torch.equal(roles_gated(x, w), got)
