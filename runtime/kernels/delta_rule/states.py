@@ -136,7 +136,8 @@ def gated_delta_prefill(
     slots [N]                                  no slot twice; negative: from zeros, not kept
     cu_seqlens [N+1]                           int32 or int64, from 0 to T
 
-    A long prompt may come in parts; cut at multiples of 64, the parts compute what the whole does.
+    A long prompt may come in parts; cut at multiples of 64, the parts compute what the whole does,
+    but for rounding where a GPU walks it in halves.
     On a GPU each head of each token must start at a multiple of 16 bytes.
     """
     _check(q, k, v, a, b, A_log, dt_bias, state_pool)

@@ -129,6 +129,12 @@ def prompt(tokens=512):
     mlp.silu_mul_quantised(some(tokens, 2048))
 
 
+def long_prompt(tokens=8192, heads=16):
+    q, a, head = some(tokens, heads, 128), some(tokens, heads), some(heads)
+    states = some(16, heads, 128, 128, dtype=torch.float32)
+    prefill.launch_prefill(q, q, q, a, a, head, head, states, whole(1), whole(2))
+
+
 def gated_prompt(tokens=512):
     if HAS_GLUON:
         roles_gated.roles_gated(some(tokens, 1024), some(7168, 1024))
@@ -234,6 +240,7 @@ def cases():
     whole_heads(8, 8)
     prompt()
     prompt(8192)
+    long_prompt()
     gated_prompt()
     norms(2048)
     for hidden in (1024, 2048, 5120):

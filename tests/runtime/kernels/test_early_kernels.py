@@ -36,6 +36,8 @@ BEFORE = {
     "delta_rule.conv1d._history_kernel": "start_next",
     "delta_rule.conv1d._prefill_kernel": "start_next",
     "delta_rule.conv1d_step._step_kernel": "pool slots start_next weight",
+    "delta_rule.halves._halves_kernel": "start_next",
+    "delta_rule.halves._join_kernel": "start_next",
     "delta_rule.prefill._scan_kernel": "start_next",
     "delta_rule.solve._gates_kernel": "start_next",
     "delta_rule.solve._solve_kernel": "start_next",

@@ -9,6 +9,8 @@ from transformers.cache_utils import DynamicCache
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
+from runtime.kernels.delta_rule import halves
+from runtime.kernels.delta_rule import prefill as prefill_kernel
 from runtime.kernels.delta_rule import solve as chunked
 from runtime.kernels.delta_rule import step as step_kernel
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
@@ -287,6 +289,29 @@ def test_value_heads_solved_together_are_those_solved_alone(monkeypatch):
     monkeypatch.setattr(chunked, "_FULL", 1)
     assert torch.equal(prefill(x, together_pool), alone)
     assert torch.equal(together_pool, pool)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "slot", "heads", "size"),
+    [(5, 1, (1, 1), 16), (64, 0, (1, 1), 16), (150, 2, (1, 2), 16), (256, -1, (1, 1), 32),
+     (193, 1, (2, 2), 128)],
+)  # fmt: skip
+@pytest.mark.usefixtures("interpreter")
+def test_halves_walked_at_once_are_the_whole(num_tokens, slot, heads, size, monkeypatch):
+    monkeypatch.setattr(halves, "_LONG", 1)
+    launched, launch = [], prefill_kernel.launch_halves
+    monkeypatch.setattr(
+        prefill_kernel, "launch_halves", lambda *args: launched.append(1) or launch(*args)
+    )
+    x = inputs(num_tokens, heads, (size, size))
+    pool, expected_pool = (states(3, heads[1], (size, size)) for _ in range(2))
+    got = prefill(x, pool, [slot])
+    expected = prefill(x, expected_pool, [slot], function=gated_delta_prefill_reference)
+    assert launched
+    assert distance(got, expected) < FLOAT32
+    assert distance(pool, expected_pool) < FLOAT32
+    untouched = [i for i in range(3) if i != slot]
+    assert torch.equal(pool[untouched], expected_pool[untouched])
 
 
 @pytest.mark.usefixtures("interpreter")
