@@ -44,8 +44,12 @@ _GATE_HEADS = 16
 # A program that solves all value heads of a key head saves products with k: 111 for 145 with 48
 # value heads, 88 for 106 with 32. Below so many of them a GPU is not full, and one head for each
 # program is as fast or faster. Then a kernel less counts, too: 512 tokens of 0.8B take 2.05 ms on
-# an H200, 2.12 with the first kernel; 8192 tokens 255 us with it, 258 without, 32 value heads.
+# an H200, 2.12 with the first kernel; 8192 tokens 255 us with it, 258 without, 32 value heads. Nor
+# is there one where each value head has a key head of its own: then nobody else needs its gates.
 _FULL = 256
+# So many programs are faster three on a multiprocessor: 16 heads, 8192 tokens 47.8 us for 55.7. Of
+# fewer none waits for another, and of several heads there are more registers: 113.8 for 106.3, 48.
+_MANY = 1024
 
 
 def solve(
@@ -66,7 +70,8 @@ def solve(
     padded = (-(-num_tokens // CHUNK) + 1) * CHUNK
     solved = torch.empty((2, heads * padded, CHUNK), dtype=q.dtype, device=q.device)
     factors = torch.empty((_PLANES, heads, padded), dtype=torch.float32, device=q.device)
-    steps, full = num_sequences.bit_length(), blocks * key_heads >= _FULL
+    steps, full = num_sequences.bit_length(), heads > key_heads and blocks * key_heads >= _FULL
+    room = {"maxnreg": 168} if not full and blocks * heads >= _MANY else {}
     if full:
         _gates_kernel[(blocks, -(-heads // _GATE_HEADS))](
             a,
@@ -103,6 +108,7 @@ def solve(
         EXACT=q.dtype == torch.float32,
         STEPS=steps,
         **sizes,
+        **room,
         **early(),
     )
     return solved, factors
