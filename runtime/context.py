@@ -9,6 +9,7 @@ from torch import Tensor
 
 from formats.family.config import Config
 from formats.family.rope import Scaling
+from runtime.kernels.attention.frequencies import attention_factor, frequencies
 from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.state import Batch
 
@@ -45,3 +46,10 @@ def rope_of(config: Config) -> tuple[int, float, Scaling | None]:
     """Return how many dimensions of a head are rotated, the base and the scaling."""
     rope = config.rope
     return int(config.sizes["HD"] * rope.partial), rope.theta, rope.scaling
+
+
+def turns_of(config: Config, device: torch.device) -> tuple[Tensor, float]:
+    """Return what the angles are made of: frequencies [r], and a factor of cosines and sines."""
+    rotated, theta, scaling = rope_of(config)
+    frequency_r, _ = frequencies(rotated, theta, None, device, scaling)
+    return frequency_r, attention_factor(scaling)

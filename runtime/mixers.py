@@ -120,8 +120,13 @@ def attention(
     return linear_update(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)
 
 
-def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -> Tensor:
-    """Return the gated attention [T, n*d] from its inputs' projections."""
+def attention_heads(
+    qkv: Tensor, w: Attention, pools: Pools, context: Context, rows_R: Tensor | None = None
+) -> Tensor:
+    """Return the gated attention [T, n*d] from its inputs' projections, or some rows of it.
+
+    rows_R  [R] int64, the rows that are wanted: see `attention_step`; None: all
+    """
     sizes, batch = context.config.sizes, context.batch
     heads, kv_heads, dim = sizes["NH"], sizes["NKV"], sizes["HD"]
     widths = [2 * heads * dim, kv_heads * dim, kv_heads * dim]
@@ -132,11 +137,12 @@ def attention_heads(qkv: Tensor, w: Attention, pools: Pools, context: Context) -
     rows = Heads(batch.num_decodes, batch.each, kv_heads, batch.num_prefills > 0)
     if w.cache is None and _attention(rows) is attention_step:
         at = batch.slots, batch.lengths
-        return attention_step(q, gate, k, v, *rope, *pools, *at, batch.each).flatten(1)
+        return attention_step(q, gate, k, v, *rope, *pools, *at, batch.each, rows_R).flatten(1)
     q = norm_rope_write(q, k, v, *rope, *pools, batch.token_slots, batch.positions)
     if w.cache is not None:
         w.cache.round(*pools, batch.token_slots, batch.positions)
-    return attend(q, gate, pools, batch).flatten(1)
+    attended = attend(q, gate, pools, batch).flatten(1)
+    return attended if rows_R is None else attended.index_select(0, rows_R)
 
 
 def attend(q: Tensor, gate: Tensor, pools: Pools, batch: Batch) -> Tensor:

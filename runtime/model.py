@@ -15,26 +15,30 @@ Shape letters: T packed tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from formats.family.config import Config
 from runtime.context import Context, rope_of
 from runtime.kernels.cases import Rows
 from runtime.kernels.dispatch import LAYER
-from runtime.kernels.draft.inputs import draft_inputs
+from runtime.kernels.draft.inputs import draft_linear
+from runtime.kernels.draft.token import draft_token
 from runtime.kernels.embed.tokens import embed_tokens
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import added_mlp, mlp_update
 from runtime.kernels.linear.product import codes_for, linear
 from runtime.kernels.linear.row import added_linear, norm_row_linear
+from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
 from runtime.kernels.norm.rms import Parts, add_rmsnorm, rmsnorm
 from runtime.mixers import attention_heads, mix, rule_heads
 from runtime.state import Batch, Pools
-from runtime.weights import Gdn, Layer, Model
+from runtime.weights import Attention, Gdn, Layer, Model
 
 Update = Tensor | Pairs | Parts
 
@@ -62,28 +66,45 @@ def hidden_states(
     return final_norm(x, update, model.norm, model.config.eps)
 
 
-def draft_states(
+def draft_stream(
     model: Model,
     pools: Pools,
     batch: Batch,
     hidden_TH: Tensor,
     angles: tuple[Tensor, Tensor] | None = None,
-    rows_R: Tensor | None = None,
+    row_1: Tensor | None = None,
 ) -> Tensor:
-    """Return the MTP head's hidden states [T, H]: `logits` of them predict one token further on.
+    """Return the MTP head's residual stream [1, H] at a row; all keys and values enter the pools.
+
+    Nothing else of the other rows is needed, so that only their projections are computed.
 
     batch      ids are the tokens *after* those of hidden_TH; positions are those of hidden_TH
     hidden_TH  [T, H] from `hidden_states`
     angles     those of the batch, where they are known
-    rows_R     [R] int64, which rows are wanted; None: all
+    row_1      [1] int64, which row; None: the only one
     """
     mtp, config = model.mtp, model.config
     assert mtp is not None, "the model has no MTP head"
-    norms = mtp.norm_embedding, hidden_TH, mtp.norm_hidden
-    x = linear(draft_inputs(batch.ids, model.embed, *norms, config.eps), mtp.fc)
+    norms, layer = (mtp.norm_embedding, hidden_TH, mtp.norm_hidden), mtp.layer
+    x, x_1H = draft_linear(batch.ids, model.embed, *norms, config.eps, mtp.fc, row_1)
     context = Context.of(config, batch, model.dtype, angles)
-    x, update = decoder_layer(x, None, mtp.layer, pools, context)
-    return final_norm(x, update, mtp.norm, config.eps, rows_R)
+    assert isinstance(layer.mixer, Attention), "the MTP layer attends"
+    if _choice(x, layer) is layer_of_few_rows:
+        (qkv,) = norm_row_linear(x, layer.input_norm, config.eps, layer.mixer.qkv)
+    else:
+        qkv = linear(rmsnorm(x, layer.input_norm, config.eps), layer.mixer.qkv)
+    mixed = attention_heads(qkv, layer.mixer, pools, context, row_1)
+    return row_after(x_1H, mixed, layer, config)
+
+
+def draft(model: Model, head: Weight, x_1H: Tensor, token_1: Tensor) -> Tensor:
+    """Put the token that the MTP head expects next into token_1; return its hidden state [1, H].
+
+    head  the rows of the head that a draft is chosen from
+    x_1H  [1, H] from `draft_stream`
+    """
+    assert model.mtp is not None, "the model has no MTP head"
+    return draft_token(x_1H, model.mtp.norm, model.config.eps, head, token_1)
 
 
 def logits(model: Model, hidden_TH: Tensor) -> Tensor:
@@ -91,19 +112,11 @@ def logits(model: Model, hidden_TH: Tensor) -> Tensor:
     return linear(hidden_TH, model.head)
 
 
-def draft_logits(model: Model, hidden_TH: Tensor) -> Tensor:
-    """Return the logits [T, D] of the tokens that are drafted, the first of the vocabulary."""
-    return linear(hidden_TH, model.draft_head)
-
-
-def final_norm(
-    x: Tensor, update: Update | None, weight: Tensor, eps: float, rows_R: Tensor | None = None
-) -> Tensor:
-    """Return norm(x + update), or some rows of it."""
+def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> Tensor:
+    """Return norm(x + update)."""
     if update is None:
-        return rmsnorm(x, weight, eps, rows_R=rows_R)
-    normed = add_norm(x, update, weight, eps)[0]
-    return normed if rows_R is None else normed.index_select(0, rows_R)
+        return rmsnorm(x, weight, eps)
+    return add_norm(x, update, weight, eps)[0]
 
 
 def add_norm(
@@ -119,10 +132,14 @@ def decoder_layer(
     x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, Update | None]:
     """Return (x, update): the residual stream after the layer is their sum."""
-    rows, hidden = x.shape
-    compute = _layer(Rows(use_triton(x), rows, hidden, layer.form))
-    after: tuple[Tensor, Update | None] = compute(x, update, layer, pools, context)
+    after: tuple[Tensor, Update | None] = _choice(x, layer)(x, update, layer, pools, context)
     return after
+
+
+def _choice(x: Tensor, layer: Layer) -> Callable[..., Any]:
+    """Return what computes a layer of the rows x."""
+    rows, hidden = x.shape
+    return _layer(Rows(use_triton(x), rows, hidden, layer.form))
 
 
 def layer_of_rows(
@@ -152,17 +169,22 @@ def layer_of_few_rows(
 ) -> tuple[Tensor, None]:
     """Return `decoder_layer` of a row, or a few, with norms and additions within the products."""
     assert update is None, "a layer of few rows leaves no update to the next"
-    eps, mixer, weights = context.config.eps, layer.mixer, layer.feed_forward
+    eps, mixer = context.config.eps, layer.mixer
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
         mixed = rule_heads(qkvz, ba, mixer, pools, context).flatten(1)
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
         mixed = attention_heads(qkv, mixer, pools, context)
-    x = added_linear(mixed, mixer.out, x)
+    return row_after(x, mixed, layer, context.config), None
+
+
+def row_after(x: Tensor, mixed: Tensor, layer: Layer, config: Config) -> Tensor:
+    """Return a row, or a few, after a layer whose mixer has made `mixed` of them."""
+    x, weights = added_linear(mixed, layer.mixer.out, x), layer.feed_forward
     if isinstance(weights, MoeWeights):
-        return moe_row(x, layer.post_norm, eps, weights, context.config.sizes["TOPK"]), None
-    return added_mlp(x, layer.post_norm, eps, weights.gate_up, weights.down), None
+        return moe_row(x, layer.post_norm, config.eps, weights, config.sizes["TOPK"])
+    return added_mlp(x, layer.post_norm, config.eps, weights.gate_up, weights.down)
 
 
 _layer = LAYER.bind(layer_of_few_rows, layer_of_rows)

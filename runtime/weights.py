@@ -18,7 +18,9 @@ from torch import Tensor
 from formats.family.config import Config
 from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.cases import SEVERAL
-from runtime.kernels.linear.weight import Weight, adjacent, form_of, joined_rows
+from runtime.kernels.encode.rows import quantize_rows
+from runtime.kernels.launch import capability
+from runtime.kernels.linear.weight import Fp8Weight, Weight, adjacent, form_of, joined_rows
 from runtime.kernels.moe.layer import MoeWeights
 
 
@@ -72,6 +74,7 @@ class Mlp:
 
 FeedForward = Mlp | MoeWeights
 DRAFTED = 1 << 16
+HAS_FP8 = (8, 9)  # the least compute capability of a GPU that computes with E4M3
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,17 @@ class Model:
         """Return the model dtype: that of the residual stream."""
         return self.embed.dtype
 
-    @property
     def draft_head(self) -> Weight:
         """Return the rows of the head that drafts are chosen from: all, unless it is tied.
 
         Small models tie it. It is a third of the bytes of a step of 0.8B, and would be read again
         for each draft. Tokens are numbered by how common they are, so the first do for most drafts.
+        A GPU that has FP8 gets a copy of them in it, half of the bytes: a draft may be wrong.
         """
-        return self.embed[:DRAFTED] if self.head is self.embed else self.head
+        if self.head is not self.embed:
+            return self.head
+        rows_DH = self.embed[:DRAFTED]
+        if capability(rows_DH.get_device()) < HAS_FP8:
+            return rows_DH
+        codes, scale = quantize_rows(rows_DH, rows_DH.shape[1])
+        return Fp8Weight(codes, scale.contiguous())

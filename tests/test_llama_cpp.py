@@ -25,14 +25,21 @@ from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe.recipe import Recipe, build_recipe
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
-from runtime.model import draft_states, hidden_states, logits
+from runtime.model import hidden_states
 from runtime.serve.engine import generate
 from runtime.state import Batch, Span
 from runtime.weights import Model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.llama_cpp import LlamaCpp
 from tests.llama_cpp_vision import encode_image
-from tests.runtime.models import NANO, distance, full, pools_for, transformers_logits
+from tests.runtime.models import (
+    NANO,
+    distance,
+    draft_logits,
+    full,
+    pools_for,
+    transformers_logits,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -118,7 +125,7 @@ def drafts(model: Model, ids: list[int]) -> torch.Tensor:
     state = pools_for(model, mtp_layers=1)
     batch, after = (Batch.pack([], [Span(part, 0, 0, 0)], "cpu") for part in (ids[:-1], ids[1:]))
     hidden = hidden_states(model, state.pools(), batch)
-    return logits(model, draft_states(model, state.mtp_pools(), after, hidden))
+    return draft_logits(model, state.mtp_pools(), after, hidden)
 
 
 @pytest.mark.parametrize("mtp", ["keep", "drop"])

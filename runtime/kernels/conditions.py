@@ -57,6 +57,7 @@ QUANTISED = When(
     f"x quantised: dynamic FP8, over {FEW_ROWS} rows",
     lambda case: case.dynamic and case.rows > FEW_ROWS,
 )
+NARROW = When(f"{2 * SHORT_ROW} columns or fewer", lambda case: case.k <= 2 * SHORT_ROW)
 GROUPS = When(
     "scales of whole groups of 128 columns",
     lambda case: (case.form == FP8_BLOCK or case.k <= GROUP) and case.k % GROUP == 0,

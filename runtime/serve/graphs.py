@@ -24,37 +24,50 @@ from runtime.weights import Model
 
 
 class Recorded:
-    """A function of tensors that stay in place, recorded once if it is to be.
+    """A function of tensors that stay in place, recorded if it is to be.
 
     It is called once before, so that kernels are compiled and tuned: on what it must not harm.
+
+    turns  how many recordings take turns: a result lasts as many calls
     """
 
-    def __init__(self, function: Callable[[], Tensor], *, record: bool) -> None:
+    def __init__(self, function: Callable[[], Tensor], *, record: bool, turns: int = 1) -> None:
         self.function = function
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: list[tuple[torch.cuda.CUDAGraph, Tensor]] = []
+        self.calls = 0
         if record:
             function()
             torch.cuda.synchronize()
-            self.graph, self.result = captured(function)
+            self.graphs = [captured(function) for _ in range(turns)]
 
     def __call__(self) -> Tensor:
-        """Return the result; the next call may overwrite it."""
-        if self.graph is None:
+        """Return the result; a call to come may overwrite it."""
+        if not self.graphs:
             return self.function()
-        self.graph.replay()
-        return self.result
+        graph, result = self.graphs[self.calls % len(self.graphs)]
+        self.calls += 1
+        graph.replay()
+        return result
 
 
 class Arriving:
-    """Whole numbers on their way from the device; the host goes on meanwhile."""
+    """Whole numbers on their way from the device; the host goes on meanwhile.
 
-    def __init__(self, numbers: Tensor) -> None:
-        self.copy = numbers.to("cpu", non_blocking=True, copy=True)
-        self.event: torch.cuda.Event | None = None
-        if numbers.is_cuda:
-            event: Any = torch.cuda.Event  # its constructor is not typed
-            self.event = event()
-            self.event.record()
+    stream  another one that copies them, while the device goes on too: they have to stay as they
+            are until they have arrived
+    """
+
+    def __init__(self, numbers: Tensor, stream: torch.cuda.Stream | None = None) -> None:
+        self.numbers = numbers
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # None: the current one
+            self.copy = numbers.to("cpu", non_blocking=True, copy=True)
+            self.event: torch.cuda.Event | None = None
+            if numbers.is_cuda:
+                event: Any = torch.cuda.Event  # its constructor is not typed
+                self.event = event()
+                self.event.record()
 
     def values(self) -> list[int]:
         """Wait for them, and for nothing launched since; return them."""
@@ -62,6 +75,12 @@ class Arriving:
             self.event.synchronize()
         values: list[int] = self.copy.tolist()
         return values
+
+
+def another_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream of its own on a GPU."""
+    stream: Any = torch.cuda.Stream  # its constructor is not typed
+    return stream(device) if device.type == "cuda" else None
 
 
 class DecodeRows:

@@ -23,11 +23,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.context import angles_of, turns_of
 from runtime.errors import RequestError
-from runtime.kernels.draft.settle import Places, settle
-from runtime.kernels.sample.likeliest import likeliest
-from runtime.model import begin, draft_logits, draft_states, hidden_states
-from runtime.serve.graphs import Arriving, Recorded, last_tokens
+from runtime.kernels.draft.settle import Places, Turns, settle
+from runtime.model import begin, draft, draft_stream, hidden_states
+from runtime.serve.graphs import Arriving, Recorded, another_stream, last_tokens
 from runtime.serve.request import Request
 from runtime.serve.sample import Sampler, check_token
 from runtime.state import Batch, Room, Span, State, send
@@ -43,6 +43,10 @@ class Speculation:
     drafts             how many a step tries
     tried              the batch of last token and drafts; row n leaves its state in state n
     following          the same rows in the MTP head, with the tokens that follow them
+    turns              angles of the rows that are tried next
+    head               what drafts are chosen from
+    aside              a stream that tokens leave the device by; those of a step stay until the
+                       second step after it
     drafted, accepted  how many drafts were tried, and how many were right
     """
 
@@ -70,6 +74,9 @@ class Speculation:
         self.tried, self.following = (
             Batch.pack(rows, [], model.device, each=len(rows)) for _ in range(2)
         )
+        self.turns = Turns(*self._angles(), *turns_of(model.config, model.device))
+        self.head = model.draft_head()
+        self.aside = another_stream(model.device)
         self.use_graphs = graphs and model.device.type == "cuda"
         self.drafted = self.accepted = 0
 
@@ -79,11 +86,11 @@ class Speculation:
         request = self.request
         # recording runs it once: before anything is in the states, and at the last places of the
         # slot, so that kernels are tuned for its length; no place is read before it is written
-        step = Recorded(self._step, record=self.use_graphs)
+        step = Recorded(self._step, record=self.use_graphs, turns=2)
         arriving = self._prefill()
         while not request.finished:
             enough = len(request.tokens) + 1 >= request.max_tokens
-            launched = None if enough else Arriving(step())
+            launched = None if enough else Arriving(step(), self.aside)
             yield from self._deliver(arriving.values())
             if launched is not None:
                 arriving = launched
@@ -91,6 +98,10 @@ class Speculation:
     def _rows(self, start: int) -> list[Span]:
         """Return the rows of a step: one at `start` and the drafts after it."""
         return [Span([0], start + row, 0, row) for row in range(self.drafts + 1)]
+
+    def _angles(self) -> tuple[Tensor, Tensor]:
+        """Return (cos, sin) of the rows that are tried."""
+        return angles_of(self.model.config, self.tried, self.model.dtype)
 
     def _deliver(self, tokens: list[int]) -> list[int]:
         """Append and return what is wanted of a step's tokens, -1 being a draft in vain."""
@@ -115,15 +126,19 @@ class Speculation:
         ids = torch.zeros(length + 1, dtype=torch.int64, device=self.model.device)
         send(request.prompt, ids[:length])
         self.tried.fill(self._rows(length))
-        hidden = self._prefill_part(ids)
+        for x, known in zip(self.turns[:2], self._angles(), strict=True):
+            x.copy_(known)
+        x_1H = self._prefill_part(ids)
         while request.computed < length:
-            hidden = self._prefill_part(ids)
+            x_1H = self._prefill_part(ids)
         torch.clamp(ids[length:], min=0, out=self.tried.ids[:1])
-        self._draft(hidden[-1:])
+        self._draft(x_1H)
         return Arriving(ids[length:])
 
     def _prefill_part(self, ids: Tensor) -> Tensor:
-        """Compute a part of the prompt, and with the last the token after it; return the head's.
+        """Compute a part of the prompt, and with the last the token after it.
+
+        Return what the MTP head makes of the last row: see `draft_stream`.
 
         ids  the prompt and room for a token
         """
@@ -135,7 +150,8 @@ class Speculation:
         if request.computed == len(request.prompt):
             ids[-1:] = self._choose(hidden[-1:], batch)
         following = replace(batch, ids=ids[span.start + 1 : request.computed + 1].clamp(min=0))
-        return draft_states(self.model, self.mtp_pools, following, hidden)
+        last_1 = torch.full((1,), len(span.ids) - 1, dtype=torch.int64, device=ids.device)
+        return draft_stream(self.model, self.mtp_pools, following, hidden, row_1=last_1)
 
     def _step(self) -> Tensor:
         """Return the tokens [1 + k] after the rows, -1 where they follow a wrong draft."""
@@ -144,20 +160,24 @@ class Speculation:
         hidden = hidden_states(self.model, self.pools, tried, begun)
         tokens = self._choose(hidden, tried)
         rows, after = (Places(x.ids, x.positions, x.lengths) for x in (tried, following))
-        new, last = settle(tokens, rows, tried.states, tried.sources, after)
-        self._draft(
-            draft_states(self.model, self.mtp_pools, following, hidden, begun[1].angles, last)
-        )
+        new, last_1 = settle(tokens, rows, tried.states, tried.sources, after, self.turns)
+        angles = begun[1].angles
+        self._draft(draft_stream(self.model, self.mtp_pools, following, hidden, angles, last_1))
         return new
 
-    def _draft(self, hidden_1H: Tensor) -> None:
-        """Put the drafts in the rows that are tried next, from the head's state before them."""
-        ids, model = self.tried.ids, self.model
+    def _draft(self, x_1H: Tensor) -> None:
+        """Put the drafts in the rows that are tried next.
+
+        x_1H  what the MTP head makes of the row before them: see `draft_stream`
+        """
+        model, ids = self.model, self.tried.ids
         for row in range(self.drafts):
-            draft = likeliest(draft_logits(model, hidden_1H), 0, ids[row + 1 : row + 2])
+            token_1 = ids[row + 1 : row + 2]
+            hidden_1H = draft(model, self.head, x_1H, token_1)
             if row + 1 < self.drafts:
-                batch = self._row(row, draft)
-                hidden_1H = draft_states(model, self.mtp_pools, batch, hidden_1H)
+                batch = self._row(row, token_1)
+                angles = self.turns.cos[row : row + 1], self.turns.sin[row : row + 1]
+                x_1H = draft_stream(model, self.mtp_pools, batch, hidden_1H, angles)
 
     def _row(self, row: int, following: Tensor) -> Batch:
         """Return one row of those that are tried next, in the head, with the token after it."""

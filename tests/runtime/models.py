@@ -15,9 +15,9 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
-from runtime.model import hidden_states, logits
+from runtime.model import draft_stream, final_norm, hidden_states, logits
 from runtime.serve.engine import Engine, Request
-from runtime.state import Batch, Room, Span, State
+from runtime.state import Batch, Pools, Room, Span, State
 from runtime.weights import Model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 
@@ -42,6 +42,14 @@ def load(
 ) -> Model:
     """Load a model."""
     return load_model(open_checkpoint(folder), device, dtype, **options)
+
+
+def draft_logits(model: Model, pools: Pools, batch: Batch, hidden_TH: torch.Tensor) -> torch.Tensor:
+    """Return the MTP head's logits [T, V], row by row."""
+    assert model.mtp is not None
+    rows = [torch.tensor([row]) for row in range(len(hidden_TH))]
+    stream = [draft_stream(model, pools, batch, hidden_TH, row_1=row) for row in rows]
+    return logits(model, final_norm(torch.cat(stream), None, model.mtp.norm, model.config.eps))
 
 
 def transformers_logits(

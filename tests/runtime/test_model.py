@@ -20,13 +20,14 @@ from runtime.kernels.moe import w8a8
 from runtime.kernels.moe.sum import add_pairs_rmsnorm
 from runtime.kernels.norm.gated import gated_rmsnorm
 from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
-from runtime.model import draft_states, hidden_states, logits
+from runtime.model import hidden_states, logits
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.formats.layouts import to_fp8
 from tests.runtime.models import (
     SHORT,
     distance,
+    draft_logits,
     full,
     load,
     mean_kl,
@@ -306,7 +307,7 @@ def drafted(model, ids):
     batch = Batch.pack([], [Span(ids[:-1], 0, 0, 0)], model.device)
     hidden = hidden_states(model, state.pools(), batch)
     after = Batch.pack([], [Span(ids[1:], 0, 0, 0)], model.device)
-    return hidden, logits(model, draft_states(model, state.mtp_pools(), after, hidden))
+    return hidden, draft_logits(model, state.mtp_pools(), after, hidden)
 
 
 def test_the_mtp_head_follows_its_formula(tiny):

@@ -93,18 +93,24 @@ class Parts(NamedTuple):
         few = batch * kv_heads * parts <= _PROGRAMS // 2
         return _LONG_STAGES if few and places > _LONG else usual
 
-    def combined(self, gate_Bnd: Tensor) -> Tensor:
-        """Return the gated attention [B, n, d] in the dtype of the gate."""
+    def combined(self, gate_Bnd: Tensor, rows_R: Tensor | None = None) -> Tensor:
+        """Return the gated attention [B, n, d] in the dtype of the gate, or rows [R, n, d] of it.
+
+        rows_R  [R] int64, written before a kernel that is not launched early, or starts no other
+                one before it has waited; None: all
+        """
         batch, num_heads, parts, head_dim = self.o.shape
-        y_Bnd = torch.empty(gate_Bnd.shape, dtype=gate_Bnd.dtype, device=gate_Bnd.device)
+        shape = (batch if rows_R is None else len(rows_R), *gate_Bnd.shape[1:])
+        y_Rnd = torch.empty(shape, dtype=gate_Bnd.dtype, device=gate_Bnd.device)
         width = power_of_two(head_dim)
         piece = min(max(_COMBINED // parts, _FEWEST_COLUMNS), width)
-        _combine_kernel[(batch, num_heads, width // piece)](
+        _combine_kernel[(len(y_Rnd), num_heads, width // piece)](
             self.o,
             self.top,
             self.total,
+            rows_R,
             gate_Bnd,
-            y_Bnd,
+            y_Rnd,
             num_heads,
             *gate_Bnd.stride()[:2],
             PARTS=parts,
@@ -114,7 +120,7 @@ class Parts(NamedTuple):
             **at_once(),
             **early(),
         )
-        return y_Bnd
+        return y_Rnd
 
 
 @jit
@@ -176,6 +182,7 @@ def _combine_kernel(
     part_o,
     part_max,
     part_sum,
+    rows,
     gate,
     y,
     num_heads,
@@ -188,8 +195,11 @@ def _combine_kernel(
     # the gate may not be there yet: the kernel before lets this one start before it has waited,
     # so that the weights of the next product come sooner
     start_next()
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b = row
+    if rows is not None:
+        b = tl.load(rows + row)
     wait_for_inputs()
-    b, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, PARTS)
     d = tl.program_id(2) * PIECE + tl.arange(0, PIECE)
     at = (b * num_heads + head) * PARTS + c
@@ -200,4 +210,4 @@ def _combine_kernel(
     weight = tl.exp2(top - tl.max(top, 0))
     total = tl.sum(weight * total, 0)
     o = tl.sum(weight[:, None] * o_Cd, 0) / tl.where(total > 0, total, 1.0)
-    tl.store(y + (b * num_heads + head) * HEAD + d, gated(o, gate_d, y), mask=d < HEAD)
+    tl.store(y + (row * num_heads + head) * HEAD + d, gated(o, gate_d, y), mask=d < HEAD)

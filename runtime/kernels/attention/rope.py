@@ -122,15 +122,15 @@ def _cos_sin_kernel(
     )
     wait_for_inputs()
     position = tl.load(positions + row * axis_row + at // R, mask=inside, other=0)
-    store_angles(cos, sin, at, inside, position, step, factor)
+    store_angles(cos + at, sin + at, position, step, factor, inside)
 
 
 @jit
-def store_angles(cos, sin, at, inside, position, step, factor):
-    """Store cosine and sine of a position times a frequency, each times the factor."""
+def store_angles(cos, sin, position, step, factor, inside):
+    """Store cosine and sine of positions times frequencies, in the dtype of these pointers."""
     angle = position.to(tl.float32) * step
-    tl.store(cos + at, (tl.cos(angle) * factor).to(cos.dtype.element_ty), mask=inside)
-    tl.store(sin + at, (tl.sin(angle) * factor).to(sin.dtype.element_ty), mask=inside)
+    tl.store(cos, (tl.cos(angle) * factor).to(cos.dtype.element_ty), mask=inside)
+    tl.store(sin, (tl.sin(angle) * factor).to(sin.dtype.element_ty), mask=inside)
 
 
 @jit

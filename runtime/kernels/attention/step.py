@@ -52,6 +52,7 @@ def attention_step_reference(
     slots_B: Tensor,
     lengths_B: Tensor,
     each: int = 1,
+    rows_R: Tensor | None = None,
 ) -> Tensor:
     """Say what `attention_step` computes, in plain torch."""
     q = norm_rope_write_reference(
@@ -68,7 +69,8 @@ def attention_step_reference(
         slots_B,
         lengths_B - 1,
     )
-    return attention_decode_reference(q, gate_Bnd, pool_k, pool_v, slots_B, lengths_B)
+    y_Bnd = attention_decode_reference(q, gate_Bnd, pool_k, pool_v, slots_B, lengths_B)
+    return y_Bnd if rows_R is None else y_Bnd.index_select(0, rows_R)
 
 
 def attention_step(
@@ -86,6 +88,7 @@ def attention_step(
     slots_B: Tensor,
     lengths_B: Tensor,
     each: int = 1,
+    rows_R: Tensor | None = None,
 ) -> Tensor:
     """Return the gated attention [B, n, d] of the next tokens; their keys and values enter.
 
@@ -96,12 +99,14 @@ def attention_step(
     slots_B          [B] int32 or int64; below 0 zeros come out, nothing is written
     lengths_B        [B] int32 or int64, tokens in the slot, this one included
     each             rows of a sequence, one after another, each the next token; no slot has more
+    rows_R           [R] int64, the rows that are wanted: see `Parts.combined`; None: all
     """
     _check(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, cos_Br, pool_k, pool_v)
     assert lengths_B.shape == slots_B.shape == q_Bnd.shape[:1], "one slot and length for each row"
     rope, at = (wq_d, wk_d, cos_Br, sin_Br), (pool_k, pool_v, slots_B, lengths_B)
     if not use_triton(q_Bnd):
-        return attention_step_reference(q_Bnd, gate_Bnd, k_Bmd, v_Bmd, *rope, eps, *at)
+        inputs = q_Bnd, gate_Bnd, k_Bmd, v_Bmd
+        return attention_step_reference(*inputs, *rope, eps, *at, rows_R=rows_R)
     _, num_heads, head_dim = q_Bnd.shape
     kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2], each)
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
@@ -121,11 +126,20 @@ def attention_step(
         eps,
         head_dim**-0.5 * LOG2_E,
         EACH=each,
+        ALIKE=int(_alike(each)),
         R=cos_Br.shape[1],
         **parts.options(pool_k),
         **early(),
     )
-    return parts.combined(gate_Bnd)
+    return parts.combined(gate_Bnd, rows_R)
+
+
+def _alike(each: int) -> bool:
+    """Return whether all that queries and the newest key meet has the shape of the queries.
+
+    It then has their layout, too: half of the barriers, but more registers.
+    """
+    return each == 1
 
 
 def _check(
@@ -137,6 +151,16 @@ def _check(
     assert q.dtype == k.dtype == v.dtype == cos_Br.dtype, "one dtype throughout"
     assert q.shape[0] == cos_Br.shape[0], "one row of angles for each token"
     assert q.shape[2] >= 2 * cos_Br.shape[1], "no more angles than pairs"
+
+
+@jit
+def _store_newest(keys, values, k_d, v_d, i, j, g, width, ALIKE: tl.constexpr):
+    """Write the newest key and value, `width` numbers of each; of keys that are alike the first."""
+    inside = i < width
+    if ALIKE:
+        inside = inside & (g == 0)[:, None]
+    tl.store(keys + i, k_d, mask=inside)
+    tl.store(values + j, v_d, mask=j < width)
 
 
 @jit
@@ -167,6 +191,7 @@ def _step_kernel(
     eps,
     scale,
     EACH: tl.constexpr,
+    ALIKE: tl.constexpr,
     R: tl.constexpr,
     PARTS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -190,7 +215,10 @@ def _step_kernel(
     place = first + tl.arange(0, BLOCK_L)
     k_Ld = load_tile(keys, place, place < end, 0.0, row, HEAD, BLOCK_D)
     v_Ld = load_tile(values, place, place < end, 0.0, row, HEAD, BLOCK_D)
-    g, i = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)[None, :]
+    g, j = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)[None, :]
+    i = j
+    if ALIKE:
+        i = tl.broadcast_to(j, (BLOCK_G, BLOCK_D))
     wq_d, other_wq_d = with_partner(wq, i, i < HEAD, R)
     wk_d, other_wk_d = with_partner(wk, i, i < HEAD, R)
 
@@ -199,18 +227,18 @@ def _step_kernel(
     newest, t = (part <= late) & (slot >= 0), b
     if EACH > 1:
         t = b - late + tl.minimum(part, late)
-    inside, seen = (g < GROUP)[:, None] & (i < HEAD), i < tl.where(newest, HEAD, 0)
+    width = tl.where(newest, HEAD, 0)
+    inside, seen = (g < GROUP)[:, None] & (i < HEAD), i < width
     head = kv_head * GROUP + g
     q_Gd, other_q_Gd = with_partner(q + b * q_row + head[:, None] * q_head, i, inside, R)
     k_d, other_k_d = with_partner(k + t * k_row + kv_head * k_head, i, seen, R)
-    v_d = tl.load(v + t * v_row + kv_head * v_head + i, mask=seen, other=0.0)
+    v_d = tl.load(v + t * v_row + kv_head * v_head + j, mask=j < width, other=0.0)
     c, s = angles(cos, sin, b, i, i < HEAD, R)
     k_c, k_s = angles(cos, sin, t, i, i < HEAD, R)
     q_Gd = normed_and_rotated(q_Gd, other_q_Gd, wq_d, other_wq_d, c, s, pool_k, eps, HEAD)
     k_d = normed_and_rotated(k_d, other_k_d, wk_d, other_wk_d, k_c, k_s, pool_k, eps, HEAD)
-    at, written = (before + late).to(tl.int64) * row + i, seen & (part == late)
-    tl.store(keys + at, k_d, mask=written)
-    tl.store(values + at, v_d, mask=written)
+    at, width = (before + late).to(tl.int64) * row, tl.where(part == late, width, 0)
+    _store_newest(keys + at, values + at, k_d, v_d, i, j, g, width, ALIKE)
 
     score = tl.sum(q_Gd.to(tl.float32) * k_d.to(tl.float32), 1) * scale
     top = tl.where(newest, score, -1e38)

@@ -121,7 +121,7 @@ def _tokens_kernel(
         inside = at < T * R
         position = tl.load(positions + at // R, mask=inside, other=0)
         step = tl.load(frequency + at % R, mask=inside, other=0.0)
-        store_angles(cos, sin, at, inside, position, step, factor)
+        store_angles(cos + at, sin + at, position, step, factor, inside)
     else:
         row = ((program - first) // columns).to(tl.int64)
         i = (program - first) % columns * BLOCK + tl.arange(0, BLOCK)

@@ -99,7 +99,7 @@ def norm_row_linear(
     norm_H   [H], stored as w: the factor is 1 + w
     weights  [N, H] in x's dtype, or an Fp8Weight, each
     """
-    multiply = _products(_case(x_MH, weights[0]))
+    multiply = _products(normed_case(x_MH, weights[0]))
     products: tuple[Tensor, ...] = multiply(x_MH, norm_H, eps, *weights)
     return products
 
@@ -141,10 +141,11 @@ def normed_and_linear(
 
 def is_normed_before(x_1H: Tensor, weight: Weight) -> bool:
     """Return whether the norm of x before this weight is a kernel of its own."""
-    return _norm(_case(x_1H, weight)) is rmsnorm
+    return _norm(normed_case(x_1H, weight)) is rmsnorm
 
 
-def _case(x_MH: Tensor, weight: Weight) -> NormedRow:
+def normed_case(x_MH: Tensor, weight: Weight) -> NormedRow:
+    """Return what the choice of a norm and the product after it depends on."""
     return NormedRow(use_triton(x_MH), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
 
 

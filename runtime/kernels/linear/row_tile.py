@@ -47,7 +47,7 @@ def _store_rows(y, ys, before, residual, n, N, ROWS: tl.constexpr):
 
 
 @jit
-def row_tile(
+def row_sums(
     tile,
     x,
     norm,
@@ -57,7 +57,6 @@ def row_tile(
     eps,
     weight,
     scale,
-    y,
     N,
     scale_row,
     scale_col,
@@ -68,7 +67,7 @@ def row_tile(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Write the products of the rows of x with a tile's rows of the weight."""
+    """Return the products of each row of x with a tile's rows of the weight, and its residuals."""
     first = tile * BLOCK_N
     n = first + tl.arange(0, BLOCK_N)
     # what no kernel writes comes while those before finish
@@ -97,4 +96,51 @@ def row_tile(
             keep(kept, parts[0], start, K, tile)
             s = part_scales(scale, weight, first, start, K, scale_row, scale_col, EDGE, BLOCK_K)
             totals = add_row_products(totals, w, parts, s, EDGE, ROWS)
-    _store_rows(y, finished_rows(totals, s_N, EDGE, ROWS), before, residual, n, N, ROWS)
+    return finished_rows(totals, s_N, EDGE, ROWS), before
+
+
+@jit
+def row_tile(
+    tile,
+    x,
+    norm,
+    residual,
+    kept,
+    K,
+    eps,
+    weight,
+    scale,
+    y,
+    N,
+    scale_row,
+    scale_col,
+    EDGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write the products of the rows of x with a tile's rows of the weight."""
+    ys, before = row_sums(
+        tile,
+        x,
+        norm,
+        residual,
+        kept,
+        K,
+        eps,
+        weight,
+        scale,
+        N,
+        scale_row,
+        scale_col,
+        EDGE,
+        ROWS,
+        WIDTH,
+        BLOCK_N,
+        BLOCK_K,
+        STAGES,
+    )
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    _store_rows(y, ys, before, residual, n, N, ROWS)

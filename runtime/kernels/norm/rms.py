@@ -60,31 +60,21 @@ def add_rmsnorm_reference(
     return rmsnorm_reference(total, weight_H, eps), total
 
 
-def rmsnorm(
-    x_TH: Tensor,
-    weight_H: Tensor,
-    eps: float,
-    codes: Codes | None = None,
-    rows_R: Tensor | None = None,
-) -> Tensor:
-    """Return the zero-centred RMSNorm of each row, or of some.
+def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None) -> Tensor:
+    """Return the zero-centred RMSNorm of each row.
 
     x_TH      [T, H] float, rows contiguous in themselves
     weight_H  [H] float, stored as w: the factor is 1 + w
     codes     room for those of the result, filled too; only on a GPU
-    rows_R    [R] int64, which rows; None: all
     """
     _check_rows(x_TH, weight_H)
     assert codes is None or use_triton(x_TH), "only the kernel writes codes"
     if not use_triton(x_TH):
-        x_RH = x_TH if rows_R is None else x_TH.index_select(0, rows_R)
-        return rmsnorm_reference(x_RH, weight_H, eps)
-    shape = x_TH.shape if rows_R is None else (len(rows_R), x_TH.shape[1])
-    y = torch.empty(shape, dtype=x_TH.dtype, device=x_TH.device)
+        return rmsnorm_reference(x_TH, weight_H, eps)
+    y = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
     block = power_of_two(x_TH.shape[1])
     _rmsnorm_kernel[(y.shape[0],)](
         x_TH,
-        rows_R,
         weight_H,
         y,
         *room_of(codes, x_TH),
@@ -172,18 +162,13 @@ def zero_centred(x, w, num, eps):
 
 
 @jit
-def _rmsnorm_kernel(
-    x, rows, weight, y, codes, codes_scale, height, H, x_row, eps, BLOCK: tl.constexpr
-):
+def _rmsnorm_kernel(x, weight, y, codes, codes_scale, height, H, x_row, eps, BLOCK: tl.constexpr):
     start_next()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     w_H = tl.load(weight + i, mask=i < H, other=0.0)
     wait_for_inputs()
-    source = row
-    if rows is not None:
-        source = tl.load(rows + row)
-    x_H = tl.load(x + source * x_row + i, mask=i < H, other=0.0).to(tl.float32)
+    x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
     y_H = zero_centred(x_H, w_H, H, eps).to(y.dtype.element_ty)
     tl.store(y + row * H + i, y_H, mask=i < H)
     store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)

@@ -1,6 +1,6 @@
 """The likeliest token of each row.
 
-Chosen for: every greedy batch, and every draft.
+Chosen for: every greedy batch; drafts take the second of its kernels.
 
 Two kernels, of chunks and of rows, in place of three that are not launched early. Of equal logits
 the first counts, as in `torch.max`.
@@ -48,10 +48,37 @@ def likeliest(logits_RV: Tensor, otherwise: int, out: Tensor | None = None) -> T
     _chunk_kernel[(chunks, rows)](
         logits_RV, logits_RV.stride(0), vocabulary, top, at, CHUNK=_CHUNK, num_warps=4, **early()
     )
+    return likeliest_of(top, at, tokens, otherwise)
+
+
+def likeliest_of(top_RC: Tensor, at_RC: Tensor, tokens_R: Tensor, otherwise: int) -> Tensor:
+    """Fill the tokens from the largest logits of parts of the vocabulary, on a GPU; return them.
+
+    top_RC  [R, C] float32, infinite for NaN; at_RC [R, C] int32, the token of each
+    """
+    rows, parts = top_RC.shape
+    most = power_of_two(parts)
     _row_kernel[(rows,)](
-        top, at, chunks, tokens, otherwise, MOST=power_of_two(chunks), num_warps=1, **early()
+        top_RC,
+        at_RC,
+        parts,
+        tokens_R,
+        otherwise,
+        MOST=most,
+        num_warps=max(1, min(most // 256, 8)),
+        **early(),
     )
-    return tokens
+    return tokens_R
+
+
+@jit
+def best_of(x, first):
+    """Return the largest of the logits x in float32, infinite for NaN, and its token.
+
+    first  token of x[0]; of equal logits the first counts
+    """
+    best, place = tl.max(tl.where(x >= -float("inf"), x, float("inf")), 0, return_indices=True)
+    return best, first + place
 
 
 @jit
@@ -61,9 +88,9 @@ def _chunk_kernel(logits, row_stride, V, top, at, CHUNK: tl.constexpr):
     i = chunk * CHUNK + tl.arange(0, CHUNK)
     wait_for_inputs()
     x = tl.load(logits + row * row_stride + i, mask=i < V, other=-float("inf")).to(tl.float32)
-    best, place = tl.max(tl.where(x >= -float("inf"), x, float("inf")), 0, return_indices=True)
+    best, token = best_of(x, chunk * CHUNK)
     tl.store(top + row * tl.num_programs(0) + chunk, best)
-    tl.store(at + row * tl.num_programs(0) + chunk, chunk * CHUNK + place)
+    tl.store(at + row * tl.num_programs(0) + chunk, token)
 
 
 @jit

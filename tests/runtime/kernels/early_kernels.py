@@ -24,7 +24,9 @@ from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.step import launch_step
-from runtime.kernels.draft.settle import Places, settle
+from runtime.kernels.draft.inputs import draft_linear
+from runtime.kernels.draft.settle import Places, Turns, settle
+from runtime.kernels.draft.token import draft_token
 from runtime.kernels.encode.rows import Codes, quantize_rows
 from runtime.kernels.launch import HAS_GLUON
 from runtime.kernels.linear import (
@@ -87,8 +89,10 @@ def packed(*shape, group):
 def attention(length, rows=4):
     q, k, norm, angle = some(rows, 16, 256), some(rows, 2, 256), some(256), some(rows, 32)
     pool, at = some(8, length, 2, 256), (whole(rows), whole(rows))
+    inputs = q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at
     for each in (1, 2, 4) if rows == 4 else (1,):
-        attention_step(q, q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at, each)
+        attention_step(*inputs, each)
+    attention_step(*inputs, rows, whole(1))
     norm_rope_write(q, k, k, norm, norm, angle, angle, 1e-6, pool, pool, *at)
     attention_decode(q, q, pool, pool, *at, late=rows)
 
@@ -149,7 +153,6 @@ def norms(hidden, rows=4):
     z = some(rows, 32, 128)
     rms.rmsnorm(x, norm, 1e-6)
     rms.rmsnorm(x, norm, 1e-6, codes)
-    rms.rmsnorm(x, norm, 1e-6, rows_R=whole(2))
     rms.add_rmsnorm(x, x, norm, 1e-6)
     rms.add_rmsnorm(rms.Parts(some(4, rows, hidden, dtype=torch.float32)), x, norm, 1e-6)
     gated.gated_rmsnorm(z, z, some(128), 1e-6)
@@ -166,6 +169,13 @@ def in_registers(hidden, weight, rows=1):
         row._launch(x, norm, 1e-6, None, weight(257, hidden), kept=some(1, hidden))
     row_gated.row_gated(x, weight(8 * hidden, hidden), norm)
     row_gated.row_gated(x, weight(8 * hidden, hidden))
+
+
+def drafts(head):
+    x, norm, fc = some(2, 1024), some(1024), some(1024, 2048)
+    draft_linear(whole(2), some(512, 1024), norm, x, norm, 1e-6, fc, whole(1))
+    draft_linear(whole(1), some(512, 1024), norm, x[:1], norm, 1e-6, fc)
+    draft_token(x[:1], norm, 1e-6, head(4096, 1024), whole(1))
 
 
 def few_rows(weight, hidden=2048):
@@ -203,7 +213,8 @@ def experts(weight, tokens=4):
 
 def between_steps():
     places = Places(whole(4), whole(4), whole(4))
-    settle(whole(4), places, whole(4), whole(1), places)
+    turns = Turns(some(4, 32), some(4, 32), some(32, dtype=torch.float32), 1.0)
+    settle(whole(4), places, whole(4), whole(1), places, turns)
     rope_cos_sin(whole(4), 64, 1e7, None, torch.bfloat16)
 
 
@@ -248,6 +259,8 @@ def cases():
         in_registers(hidden, fp8)
     in_registers(2048, lambda *shape: fp8(*shape, edge=1))
     in_registers(1024, some, 2)
+    drafts(some)
+    drafts(lambda *shape: fp8(*shape, edge=1))
     for edge in (1, 128):
         few_rows(lambda *shape, edge=edge: fp8(*shape, edge=edge))
         experts(lambda *shape, edge=edge: fp8(*shape, edge=edge))

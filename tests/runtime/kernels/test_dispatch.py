@@ -372,6 +372,18 @@ def draw_before(case):
     return "sample.draw.by_counts" if counted else "sample.draw.by_sort"
 
 
+def draft_inputs_before(case):
+    within = case.gpu and case.rows <= 4 and case.form == FLOAT and case.k <= 2048
+    return "draft.inputs." + ("normed_within" if within else "normed_before")
+
+
+def draft_before(case):
+    if not case.gpu:
+        return "draft.token.draft_token_reference"
+    within = case.form not in PACKED and not apart(case)
+    return "draft.token." + ("normed_within" if within else "with_logits")
+
+
 BEFORE = {
     dispatch.LAYER: layer_before,
     dispatch.CODES: codes_before,
@@ -391,6 +403,8 @@ BEFORE = {
     dispatch.RULE_OUTPUT: rule_output_before,
     dispatch.ATTENTION: attention_before,
     dispatch.PROMPTS: prompts_before,
+    dispatch.DRAFT_INPUTS: draft_inputs_before,
+    dispatch.DRAFT: draft_before,
     dispatch.DRAW: draw_before,
 }
 FEW_PACKED = conditions.A_FEW_TOKENS

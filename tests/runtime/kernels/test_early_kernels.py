@@ -19,7 +19,9 @@ pytestmark = [
 # Before it waits a kernel may read what no kernel of a step writes, and let the next one start
 # ("start_next"). All of these are weights, their scales and norms, except:
 #   slots, sources, lengths   written before a kernel that is not launched early: an embedding, or
-#                             the inputs of the draft head
+#                             the inputs of the draft head, or its first product, which has no
+#                             "start_next"
+#   rows                      so are those of combine, which drafts alone choose
 #   pool, conv_pool           states and histories that an earlier step wrote
 #   pool_k, pool_v            keys and values of earlier steps; decode leaves the newest ones out
 #   logits, residual          row_down and packed_row: the kernel before it starts it only after its
@@ -28,7 +30,7 @@ pytestmark = [
 # The kernels before these must not have "start_next".
 BEFORE = {
     "attention.decode._decode_kernel": "lengths pool_k pool_v slots start_next",
-    "attention.parts._combine_kernel": "start_next",
+    "attention.parts._combine_kernel": "rows start_next",
     "attention.prefill._kernel": "start_next",
     "attention.rope._cos_sin_kernel": "axis frequency start_next",
     "attention.step._step_kernel": "lengths pool_k pool_v slots start_next wk wq",
@@ -49,7 +51,9 @@ BEFORE = {
     "delta_rule.within._rule_kernel": (
         "A_log conv_pool dt_bias filters pool slots sources start_next"
     ),
-    "draft.settle._settle_kernel": "start_next",
+    "draft.inputs._linear_kernel": "fc w_embed w_hidden",
+    "draft.settle._settle_kernel": "frequency start_next",
+    "draft.token._token_kernel": "head norm scale start_next",
     "encode.rows._quantize_rows_kernel": "start_next",
     "linear.few._few_kernel": "scale start_next weight weight2",
     "linear.few_gated._gated_kernel": "gate_up start_next",

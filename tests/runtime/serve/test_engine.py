@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import LogitsError, RequestError
+from runtime.kernels.linear.weight import Fp8Weight
 from runtime.serve.engine import Engine, Request, Speculation, generate
 from runtime.serve.sample import GREEDY, Sampling, draw
 from runtime.state import Batch
@@ -348,7 +349,21 @@ def test_a_tied_head_drafts_the_first_tokens_alone(trained, monkeypatch):
     assert max(some.tokens) >= 200 > speculation.tried.ids[1:].max()
     assert 0 < speculation.accepted < before.accepted
     untied = dataclasses.replace(model, head=model.embed.clone())
-    assert untied.draft_head is untied.head
+    assert untied.draft_head() is untied.head
+
+
+def test_drafts_of_a_head_in_fp8_change_no_token(trained, monkeypatch):
+    """Codes have 3 mantissa bits: they are off by 2^-4 at most, or by half of 2^-9 of the scale."""
+    model, ids = trained
+    plain, _, before = speculated(model, ids[:100], 40, 2)
+    monkeypatch.setattr("runtime.weights.capability", lambda _: (9, 0))
+    drafted, _, speculation = speculated(model, ids[:100], 40, 2)
+    head = speculation.head
+    assert isinstance(head, Fp8Weight)
+    error = (head.codes.float() * head.scale - model.embed).abs()
+    assert (error <= torch.maximum(model.embed.abs() * 2**-4, head.scale * 2**-10) * 1.001).all()
+    assert drafted.tokens == plain.tokens
+    assert speculation.accepted > before.accepted // 2
 
 
 def test_an_untrained_head_drafts_in_vain_and_harmlessly(sparse):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.serve.engine import Engine, Request, Speculation, generate
-from runtime.serve.graphs import Arriving, DecodeRows, Recorded
+from runtime.serve.graphs import Arriving, DecodeRows, Recorded, another_stream
 from runtime.serve.sample import GREEDY, Sampling
 from tests.runtime.models import NANO, load, needs_cuda, served, some_ids, text_ids, write
 
@@ -57,6 +57,20 @@ def test_a_step_that_is_not_recorded_is_called_each_time():
     assert [step().item(), step().item()] == [1, 2]
 
 
+@pytest.mark.gpu
+@needs_cuda
+def test_recordings_that_take_turns_leave_their_results():
+    count, aside = (
+        torch.zeros(1, dtype=torch.int64, device="cuda"),
+        another_stream(torch.device("cuda")),
+    )
+    step = Recorded(lambda: count.add_(1) * 10, record=True, turns=2)
+    first, second = step(), step()
+    assert [Arriving(x, aside).values() for x in (first, second)] == [[20], [30]]
+    assert step() is first
+    assert Arriving(first, aside).values() == [40]
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_run_before_a_recording_changes_nothing(sampling):
     model, ids = load(NANO), text_ids(NANO, 80)
@@ -97,7 +111,7 @@ def test_graphs_decode_what_single_launches_decode(tmp_path, is_moe, sampled):
         engine.state.recurrent[4:] = 3
         engine.state.keys[:, 4:] = 3
         answers.append(served(engine, some_requests(ids, sampled=sampled), [0, 3, 1, 4]))
-        steps = [rows.step.graph is not None for rows in engine.decoding.values()]
+        steps = [bool(rows.step.graphs) for rows in engine.decoding.values()]
         assert steps == [graphs] * len(steps) != []
         assert (engine.state.recurrent[4:] == 3).all()
         assert (engine.state.keys[:, 4:] == 3).all()

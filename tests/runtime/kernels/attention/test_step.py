@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -125,6 +127,15 @@ def test_each_token_of_a_sequence_sees_those_before_it(each):
         assert distance(got, expected) < FLOAT32
         for one, two in zip(ours, theirs, strict=True):
             assert torch.allclose(one, two, atol=FLOAT32, rtol=FLOAT32, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [[1], [2, 0]])
+def test_some_rows_are_what_they_are_among_all(rows, interpreter):
+    whole, pools = step(attention_step, [9, 10, 11], [3, 3, 3], 3)
+    some, others = step(partial(attention_step, rows_R=torch.tensor(rows)), [9, 10, 11], [3] * 3, 3)
+    assert torch.equal(some, whole[rows])
+    for one, other in zip(pools, others, strict=True):
+        assert torch.equal(one.nan_to_num(99), other.nan_to_num(99))
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 130])

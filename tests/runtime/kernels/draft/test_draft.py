@@ -5,8 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.kernels.draft.inputs import draft_inputs, draft_inputs_reference
-from runtime.kernels.draft.settle import Places, settle, settle_reference
+from runtime.kernels.draft.inputs import draft_inputs, draft_inputs_reference, draft_linear
+from runtime.kernels.draft.settle import Places, Turns, settle, settle_reference
+from runtime.kernels.draft.token import draft_token, draft_token_reference
+from tests.runtime.kernels.linear.stored import STORED, normal, weight
 
 # A sum of H squares in any order, one rsqrt and three products: a few units of 2^-24.
 FLOAT32 = 1e-6
@@ -15,8 +17,31 @@ in_the_interpreter = settings(
 )
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("hidden", "outputs"), [(37, 5), (64, 257)])
+def test_a_few_rows_are_normed_within_the_first_product(tokens, hidden, outputs, interpreter):
+    ids, fc = torch.tensor([5, 0, 10])[:tokens], normal(outputs, 2 * hidden, seed=4)
+    norms = normal(hidden, seed=1), normal(hidden, seed=3)
+    args = normal(11, hidden), norms[0], normal(tokens, hidden, seed=2), norms[1], 1e-6
+    for last in range(tokens):
+        row = None if tokens == 1 else torch.tensor([last])
+        got, alone = draft_linear(ids, *args, fc, row)
+        expected = draft_inputs_reference(ids, *args) @ fc.T
+        # sums of up to 128 products more
+        assert (got - expected).abs().max() < 3 * FLOAT32 * expected.abs().max()
+        assert torch.equal(alone, got[last : last + 1])
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("size", "hidden"), [(140, 70), (9, 1030), (9, 2100)])
+def test_the_kernels_find_the_token_and_norm_the_row(size, hidden, stored, interpreter):
+    x, norm, head = normal(1, hidden) * 3, normal(hidden, seed=2), weight(size, hidden, stored)
+    results, tokens = [], torch.zeros(2, 1, dtype=torch.int64)
+    for function, token in zip((draft_token, draft_token_reference), tokens, strict=True):
+        results.append(function(x, norm, 1e-6, head, token))
+    got, expected = results
+    assert (got - expected).abs().max() < FLOAT32 * expected.abs().max()
+    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -30,6 +55,10 @@ def test_the_kernel_makes_the_inputs_of_the_reference(tokens, interpreter):
 def places(ids, first, each):
     positions = torch.tensor([at + i for at in first for i in range(each)])
     return Places(torch.tensor(ids), positions, positions + 1)
+
+
+def turns(rows):
+    return Turns(*torch.zeros(2, rows, 3), torch.tensor([1.0, 0.1, 0.01]), 1.5)
 
 
 cases = st.integers(1, 3).flatmap(
@@ -61,17 +90,21 @@ def test_the_kernel_settles_what_the_reference_does(case, interpreter):
             torch.arange(sequences * each) * 3,
             torch.zeros(sequences, dtype=torch.int64),
         )
-        returned = function(torch.tensor(tokens), rows, states, sources, after)
+        angles = turns(len(ids))
+        returned = function(torch.tensor(tokens), rows, states, sources, after, angles)
         first = rows.ids.view(sequences, each)[:, 0]
-        results.append([*returned, first, *rows[1:], sources, *after])
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+        results.append([*returned, first, *rows[1:], sources, *after, *angles[:2]])
+    for got, expected in zip(*results, strict=True):
+        assert got.dtype == expected.dtype
+        assert (got - expected).abs().max() <= FLOAT32 * got.is_floating_point()
 
 
 def test_drafts_count_up_to_the_first_wrong_one():
     """Two sequences: one draft of three right, although the third is too; all of them."""
     rows, after = places([9, 5, 4, 3, 9, 6, 7, 8], [20, 30], 4), places([0] * 8, [0, 0], 4)
     sources, tokens = torch.tensor([3, 7]), torch.tensor([5, 2, 3, 1, 6, 7, 8, -2])
-    new, last = settle(tokens, rows, torch.arange(8), sources, after)
+    angles = turns(8)
+    new, last = settle(tokens, rows, torch.arange(8), sources, after, angles)
     assert new.tolist() == [5, 2, -1, -1, 6, 7, 8, -2]
     assert last.tolist() == [1, 7]
     assert sources.tolist() == [1, 7]
@@ -81,3 +114,6 @@ def test_drafts_count_up_to_the_first_wrong_one():
     assert after.ids.tolist() == [5, 2, 3, 1, 6, 7, 8, 0]
     assert after.positions.tolist() == [20, 21, 22, 23, 30, 31, 32, 33]
     assert after.lengths.tolist() == [21, 22, 23, 24, 31, 32, 33, 34]
+    angle = rows.positions[:, None] * angles.frequency_r
+    assert torch.equal(angles.cos, angle.cos() * 1.5)
+    assert torch.equal(angles.sin, angle.sin() * 1.5)

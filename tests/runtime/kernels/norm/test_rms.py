@@ -97,12 +97,6 @@ def test_the_norm_kernels_agree_with_their_references(rows, hidden):
     assert distance(y, expected_y) < FLOAT32
 
 
-@pytest.mark.usefixtures("interpreter")
-def test_some_rows_are_normed_as_they_are_among_all():
-    x, w, rows = normal(5, 37), normal(37, seed=2), torch.tensor([4, 1])
-    assert torch.equal(rmsnorm(x, w, EPS, rows_R=rows), rmsnorm(x, w, EPS)[rows])
-
-
 @pytest.mark.parametrize("few", [1 << 20, 0])
 @pytest.mark.parametrize(("num_tokens", "num_heads", "d"), [(1, 3, 16), (5, 2, 24), (70, 1, 128)])
 @pytest.mark.usefixtures("interpreter")
