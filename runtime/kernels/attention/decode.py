@@ -69,7 +69,7 @@ def attention_decode(
         return attention_decode_reference(q_Bnd, gate_Bnd, pool_k, pool_v, slots_B, lengths_B)
     _, num_heads, head_dim = q_Bnd.shape
     kv_heads = pool_k.shape[2]
-    parts = Parts.empty(q_Bnd, kv_heads)
+    parts = Parts.empty(q_Bnd, pool_k)
     _decode_kernel[parts.grid(kv_heads)](
         q_Bnd,
         pool_k,

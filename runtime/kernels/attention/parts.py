@@ -56,11 +56,13 @@ class Parts(NamedTuple):
     total: Tensor
 
     @staticmethod
-    def empty(q_Bnd: Tensor, kv_heads: int, fewest: int = 1) -> Parts:
-        """Return room for as many parts as keep a GPU busy, or a few."""
+    def empty(q_Bnd: Tensor, pool_k: Tensor, fewest: int = 1) -> Parts:
+        """Return room for as many parts as keep a GPU busy, or for fewer that fill their tiles."""
         batch, num_heads, head_dim = q_Bnd.shape
-        parts = max(1, min(_PROGRAMS // (batch * kv_heads), _MOST_PARTS))
-        parts = max(power_of_two(parts + 1) // 2, power_of_two(fewest))
+        tiles = -(-pool_k.shape[1] // _BLOCKS["BLOCK_L"])
+        parts = max(1, min(_PROGRAMS // (batch * pool_k.shape[2]), _MOST_PARTS))
+        parts = min(power_of_two(parts + 1) // 2, power_of_two(tiles))
+        parts = max(parts, power_of_two(fewest))
         o = torch.empty((batch, num_heads, parts, head_dim), device=q_Bnd.device)
         top, total = (torch.empty(o.shape[:3], device=q_Bnd.device) for _ in range(2))
         return Parts(o, top, total)
@@ -88,10 +90,13 @@ class Parts(NamedTuple):
 
     def _stages(self, pool_k: Tensor, usual: int) -> int:
         """Return the stages of a kernel whose parts have several tiles."""
-        batch, _, parts, _ = self.o.shape
         _, places, kv_heads, _ = pool_k.shape
-        few = batch * kv_heads * parts <= _PROGRAMS // 2
-        return _LONG_STAGES if few and places > _LONG else usual
+        return _LONG_STAGES if self.few(kv_heads) and places > _LONG else usual
+
+    def few(self, kv_heads: int) -> bool:
+        """Return whether each program may have a multiprocessor of its own."""
+        batch, _, parts, _ = self.o.shape
+        return batch * kv_heads * parts <= _PROGRAMS // 2
 
     def combined(self, gate_Bnd: Tensor, rows_R: Tensor | None = None) -> Tensor:
         """Return the gated attention [B, n, d] in the dtype of the gate, or rows [R, n, d] of it.

@@ -108,7 +108,7 @@ def attention_step(
         inputs = q_Bnd, gate_Bnd, k_Bmd, v_Bmd
         return attention_step_reference(*inputs, *rope, eps, *at, rows_R=rows_R)
     _, num_heads, head_dim = q_Bnd.shape
-    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k.shape[2], each)
+    kv_heads, parts = pool_k.shape[2], Parts.empty(q_Bnd, pool_k, each)
     strides = [step for x in (q_Bnd, k_Bmd, v_Bmd) for step in x.stride()[:2]]
     _step_kernel[parts.grid(kv_heads)](
         q_Bnd,
@@ -126,20 +126,12 @@ def attention_step(
         eps,
         head_dim**-0.5 * LOG2_E,
         EACH=each,
-        ALIKE=int(_alike(each)),
+        ALIKE=int(parts.few(kv_heads)),
         R=cos_Br.shape[1],
         **parts.options(pool_k),
         **early(),
     )
     return parts.combined(gate_Bnd, rows_R)
-
-
-def _alike(each: int) -> bool:
-    """Return whether all that queries and the newest key meet has the shape of the queries.
-
-    It then has their layout, too: half of the barriers, but more registers.
-    """
-    return each == 1
 
 
 def _check(
@@ -217,6 +209,8 @@ def _step_kernel(
     v_Ld = load_tile(values, place, place < end, 0.0, row, HEAD, BLOCK_D)
     g, j = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)[None, :]
     i = j
+    # Where there are registers, all that the queries and the newest key meet gets the shape of the
+    # queries, and so their layout: 18 barriers instead of 46. One row of 0.8B 547 us for 554.
     if ALIKE:
         i = tl.broadcast_to(j, (BLOCK_G, BLOCK_D))
     wq_d, other_wq_d = with_partner(wq, i, i < HEAD, R)

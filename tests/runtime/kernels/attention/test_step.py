@@ -108,7 +108,7 @@ def test_a_long_context_of_few_programs_has_more_stages():
     def stages(batch, room):
         q, pool = (torch.empty(n, 8, 16, device="meta") for n in (batch, 1))
         pool_k = pool[:, :2].expand(room, 2, 16)[None]
-        return parts_module.Parts.empty(q, 2).options(pool_k)["STAGES"]
+        return parts_module.Parts.empty(q, pool_k).options(pool_k)["STAGES"]
 
     assert [stages(1, room) for room in (4096, 4097, 1 << 16, 1 << 17)] == [0, 2, 2, 3]
     assert [stages(batch, 1 << 17) for batch in (2, 8, 64)] == [2, 2, 2]
