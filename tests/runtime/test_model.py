@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from runtime.kernels.moe import w8a8
 from runtime.kernels.moe.sum import add_pairs_rmsnorm
 from runtime.kernels.norm.gated import gated_rmsnorm
 from runtime.kernels.norm.rms import add_rmsnorm, rmsnorm
-from runtime.model import hidden_states, logits
+from runtime.model import draft, draft_stream, hidden_states, logits
 from runtime.state import Batch, Span
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
 from tests.formats.layouts import to_fp8
@@ -365,6 +366,32 @@ def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch, thresholds,
         batch = Batch.pack(rows, [], model.device, each=3)
         got = logits(model, hidden_states(model, state.pools(), batch))
     assert distance(torch.cat([first, got]), expected) < FLOAT32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+@pytest.mark.parametrize(("moe", "rows"), [(False, 1), (False, 3), (True, 2), (True, 5)])
+def test_the_kernels_draft_what_the_references_do(tmp_path, monkeypatch, moe, rows):
+    """After a prompt: of the rows of a step the last but one; five are too many for one kernel."""
+    few_programs(monkeypatch)
+    kinds = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    model = load(write(tmp_path, moe=moe, **(kinds | ({"num_experts": 3} if moe else {}))))
+    ids, last = some_ids(2 + rows, model), None if rows == 1 else torch.tensor([rows - 2])
+    prompt = Batch.pack([], [Span(ids[:2], 0, 0, 0)], model.device)
+    batch = Batch.pack(
+        [Span([id_], 2 + n, 0, n) for n, id_ in enumerate(ids[2:])], [], model.device, each=rows
+    )
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(2 + rows, model.config.sizes["H"], generator=generator)
+    drafted, tokens = [], torch.zeros(2, 1, dtype=torch.int64)
+    for context, token in zip((nullcontext, interpreting), tokens, strict=True):
+        pools = pools_for(model, mtp_layers=1).mtp_pools()
+        with context(), torch.no_grad():
+            draft_stream(model, pools, prompt, hidden[:2], row_1=torch.tensor([1]))
+            stream = draft_stream(model, pools, batch, hidden[2:], row_1=last)
+            drafted.append([draft(model, model.head, stream, token), *pools])
+    assert torch.equal(*tokens)
+    for ours, theirs in zip(*drafted, strict=True):
+        assert distance(theirs, ours) < FLOAT32
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
