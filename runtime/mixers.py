@@ -32,6 +32,7 @@ from runtime.kernels.delta_rule.mixed_step import mixed_step
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.states import gated_delta_prefill
 from runtime.kernels.dispatch import ATTENTION, RULE_OUTPUT
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.linear.product import (
     codes_linear,
@@ -47,7 +48,11 @@ from runtime.weights import Attention, Gdn
 
 
 def mix(
-    x: Tensor, mixer: Gdn | Attention, pools: Pools, context: Context, codes: Codes | None = None
+    x: Tensor,
+    mixer: Gdn | Attention,
+    pools: Pools,
+    context: Context,
+    codes: Codes | Lined | None = None,
 ) -> Tensor | Parts:
     """Return what the layer's mixer makes of normed x [T, H], perhaps in parts; the pools move on.
 
@@ -59,7 +64,7 @@ def mix(
 
 
 def gdn(
-    x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | None = None
+    x: Tensor, w: Gdn, pools: Pools, context: Context, codes: Codes | Lined | None = None
 ) -> Tensor | Parts:
     """Return the gated delta rule's output [T, H]; states and histories move on."""
     (qkvz, ba), sizes = linears(x, (w.qkvz, w.ba), codes), context.config.sizes
@@ -114,7 +119,7 @@ def rule_of(w: Gdn, config: Config) -> Rule:
 
 
 def attention(
-    x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | None = None
+    x: Tensor, w: Attention, pools: Pools, context: Context, codes: Codes | Lined | None = None
 ) -> Tensor | Parts:
     """Return gated attention's output [T, H]; the tokens' keys and values enter the pools."""
     return linear_update(attention_heads(linear(x, w.qkv, codes), w, pools, context), w.out)

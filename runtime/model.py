@@ -27,6 +27,7 @@ from runtime.kernels.dispatch import LAYER
 from runtime.kernels.draft.inputs import draft_linear
 from runtime.kernels.draft.token import draft_token
 from runtime.kernels.embed.tokens import embed_tokens
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import use_triton
 from runtime.kernels.linear.mlp import added_mlp, mlp_update
@@ -120,7 +121,7 @@ def final_norm(x: Tensor, update: Update | None, weight: Tensor, eps: float) -> 
 
 
 def add_norm(
-    x: Tensor, update: Update, weight: Tensor, eps: float, codes: Codes | None = None
+    x: Tensor, update: Update, weight: Tensor, eps: float, codes: Codes | Lined | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (norm(x + update), x + update); codes is filled with those of the norm."""
     if isinstance(update, Pairs):

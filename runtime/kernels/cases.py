@@ -40,6 +40,7 @@ class Gated(NamedTuple):
     form: str
     n: int
     gluon: bool
+    lined: bool = False
 
 
 class Added(NamedTuple):
@@ -60,6 +61,7 @@ class Product(NamedTuple):
     dtype    of x
     form     FLOAT, FP8_BLOCK, FP8_CHANNEL, NVFP4 or INT4
     dynamic  the weight is FP8, and many rows of x are quantised too
+    lined    it is NVFP4, and kernels in Gluon run that take x lined up
     """
 
     gpu: bool
@@ -68,6 +70,7 @@ class Product(NamedTuple):
     dtype: torch.dtype
     form: str
     dynamic: bool
+    lined: bool = False
 
 
 class Products(NamedTuple):

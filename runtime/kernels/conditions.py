@@ -24,6 +24,7 @@ WIDEST_WHOLE = 4096  # 16 chunks of a four-bit weight, two for each warp
 SMALL_WEIGHT = 6 << 20
 FEW_TOKENS = 8
 DECODED_TOKENS = 64
+FEWEST_LINED = 33  # of 8 the tiles take as long: H200, four layers of 27B, 538 us for 542
 A_FEW_TOKENS = 4
 PROMPT_TOKENS = 4096
 MANY_TOKENS = 256
@@ -151,6 +152,13 @@ SEVERAL = (GPU, ROWS, FEW, unless(PACKED))
 TO_64 = When(
     f"{FEW_TOKENS + 1} to {DECODED_TOKENS} rows",
     lambda case: FEW_TOKENS < case.rows <= DECODED_TOKENS,
+)
+LINED = (
+    When(
+        f"{FEWEST_LINED} to {DECODED_TOKENS} rows",
+        lambda case: FEWEST_LINED <= case.rows <= DECODED_TOKENS,
+    ),
+    When("NVFP4, Hopper, Triton 3.6 or later", lambda case: case.gpu and case.lined),
 )
 MANY_FLOAT = (GPU, TO_64, IN_FLOAT, BF16)
 ON_HOPPER = When("Hopper", lambda case: case.card == HOPPER)

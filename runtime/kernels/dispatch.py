@@ -70,6 +70,7 @@ from runtime.kernels.conditions import (
     IN_FP8,
     IN_REGISTERS,
     JOINED,
+    LINED,
     MANY,
     MANY_CODED,
     MANY_FLOAT,
@@ -115,7 +116,9 @@ PRODUCT = Operation("x W^T", Product, (
         "in registers: 87 of FP8 34816 x 5120, in tiles 154 for 4 rows"),
     Row("linear.packed_rows.packed_row", (GPU, ONE_ROW, PACKED),
         "x stays in registers: H200, 40 of NVFP4 34816 x 5120, FP8 55"),
-    Row("linear.packed_tiles.packed_linear", (GPU, ROWS, PACKED, unless(DECODED)),
+    Row("linear.packed_roles.nvfp4_rows", LINED,
+        "warps load, decode, multiply in turns: H200, 64 rows, 27B 19.4 ms for 22.3"),
+    Row("linear.packed_tiles.packed_linear", (GPU, ROWS, PACKED, unless(DECODED), unless(*LINED)),
         "decodes as it reads: H200, 58 for 8 rows of NVFP4 34816 x 5120"),
     Row("linear.packed_tiles.unpacked_linear", (GPU, ROWS, PACKED, DECODED),
         "W decoded once, then cuBLAS"),
@@ -150,8 +153,11 @@ UPDATE = Operation("x W^T that the next norm adds to the residual stream", Produ
     Row("linear.rows.rows_parts", MANY_FLOAT,
         "split so too: H200, 64 rows with the norm, 0.8B down 5.4 for 8.5 of cuBLAS"),
     Row("linear.product.quantised_update", (GPU, QUANTISED), "quantised, then by CODES_UPDATE"),
+    Row("linear.packed_roles.nvfp4_parts", LINED,
+        "columns split among programs, the norm adds the parts"),
     Row("linear.product.linear",
-        (unless(*SEVERAL), unless(*MANY_FLOAT), unless(GPU, QUANTISED)), "as any product"),
+        (unless(*SEVERAL), unless(*MANY_FLOAT), unless(GPU, QUANTISED), unless(*LINED)),
+        "as any product"),
 ))  # fmt: skip
 
 CODES_PRODUCT = Operation("codes of x times an FP8 W^T", CodesProduct, (
@@ -208,8 +214,10 @@ GATED = Operation("silu(gate) * up", Gated, (
         "product and gate in one: H200, 64 rows with the norm, 0.8B 7.1 for 8.9"),
     Row("linear.roles_gated.roles_gated", GATED_PROMPT,
         "product and gate in one: H200, 8192 rows, 0.8B 172 for 213"),
+    Row("linear.packed_roles.nvfp4_gated", LINED, "product and gate in one"),
     Row("linear.mlp.silu_mul",
-        (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT), unless(*GATED_PROMPT)),
+        (unless(GPU, ONE_ROW), unless(*SEVERAL), unless(*MANY_FLOAT), unless(*GATED_PROMPT),
+         unless(*LINED)),
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
 

@@ -32,6 +32,7 @@ if HAS_GLUON:
         warpgroup_mma_wait,
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    from triton.language.extra import cuda
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +54,8 @@ def multiprocessors(gpu: int) -> int:
 def tiles(values: Tensor, rows: int = TILE, columns: int = TILE) -> Any:
     """Return a descriptor of a matrix for bulk copies of tiles of so many rows and columns."""
     size = values.element_size()
-    layout = gl.NVMMASharedLayout(min(columns * size, 128), 8 * size)
+    swizzled = min(columns * size, 128) if columns * size > 16 else 0
+    layout = gl.NVMMASharedLayout(swizzled, 8 * size)
     return TensorDescriptor.from_tensor(values, [rows, columns], layout)
 
 
@@ -151,3 +153,38 @@ def silu_times(gate, up, like):
     """Return silu(gate) * up in float32, each step rounded to the dtype of the pointer `like`."""
     gate = rounded(gate, like)
     return rounded(gate * _sigmoid(gate), like) * rounded(up, like)
+
+
+@gluon_jit
+def _barrier_of_both(ASM: gl.constexpr):
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon_jit
+def take_turn(GROUP: gl.constexpr):
+    """Wait until it is the turn of this group, 0 or 1, of the two that multiply."""
+    if GROUP == 0:
+        _barrier_of_both("bar.sync 8, 256; // dummy $0")
+    else:
+        _barrier_of_both("bar.sync 9, 256; // dummy $0")
+
+
+@gluon_jit
+def pass_turn(GROUP: gl.constexpr):
+    """Say that it is the turn of the other group; the second one has to say so first."""
+    if GROUP == 0:
+        _barrier_of_both("bar.arrive 9, 256; // dummy $0")
+    else:
+        _barrier_of_both("bar.arrive 8, 256; // dummy $0")
+
+
+@gluon_jit
+def start_next():
+    """Let the next kernel start, if it was launched early, once all programs have come here."""
+    cuda.gdc_launch_dependents()
+
+
+@gluon_jit
+def wait_for_inputs():
+    """Wait until all kernels before this one have finished."""
+    cuda.gdc_wait()

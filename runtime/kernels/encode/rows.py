@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from runtime.kernels.cases import GROUP
+from runtime.kernels.encode.lined import Lined, place
 from runtime.kernels.launch import INTERPRET, jit, power_of_two, tl, use_triton
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
@@ -54,10 +55,13 @@ class Codes(NamedTuple):
         return Codes(codes, scale_GM.T)
 
 
-def room_of(codes: Codes | None, x_MK: Tensor) -> tuple[Any, ...]:
+def room_of(codes: Codes | Lined | None, x_MK: Tensor) -> tuple[Any, ...]:
     """Return the arguments of `store_codes` that say where codes of x go, None for nowhere."""
     if codes is None:
         return None, None, 0
+    if isinstance(codes, Lined):
+        assert codes.values.shape[0] == x_MK.shape[0], "each row of x needs room"
+        return codes.values, None, codes.values.stride(0)
     assert codes.codes.shape[1] == x_MK.shape[1], "x and its codes must have one width"
     assert codes.codes.shape[0] >= x_MK.shape[0], "each row of x needs room for its codes"
     return *codes, codes.scale.stride(1)
@@ -135,13 +139,18 @@ def quantized(x_MK, codes):
 
 
 @jit
-def store_codes(x_K, codes, scale, height, m, K, BLOCK: tl.constexpr):
+def store_codes(x_K, codes, scale, height, m, K, BLOCK: tl.constexpr, LINED: tl.constexpr):
     """Store what `quantize_rows` makes of row m in groups of 128; where codes is None, nothing.
 
     x_K     float32 numbers of the model dtype, zero beyond K; K and BLOCK multiples of 128
     height  rows for which there is room
+    LINED   instead the row is lined up in `codes`, whose rows are `height` apart
     """
-    if codes is not None:
+    if LINED:
+        k = tl.arange(0, BLOCK)
+        at = codes + m * height + place(k)
+        tl.store(at, x_K.to(codes.dtype.element_ty), mask=k < K)
+    elif codes is not None:
         i, g = tl.arange(0, BLOCK), tl.arange(0, BLOCK // 128)
         q_Gg, s_G = quantized(tl.reshape(x_K, (BLOCK // 128, 128)), codes)
         tl.store(codes + m * K + i, tl.reshape(q_Gg, (BLOCK,)), mask=i < K)

@@ -21,10 +21,12 @@ from torch.nn.functional import silu
 
 from runtime.kernels.cases import Gated
 from runtime.kernels.dispatch import GATED
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import gluon_runs, jit, tl, use_triton
 from runtime.kernels.linear.few_gated import few_gated
 from runtime.kernels.linear.packed import PackedWeight
+from runtime.kernels.linear.packed_roles import lined_gated, lined_parts, nvfp4_gated
 from runtime.kernels.linear.packed_rows import packed_gated
 from runtime.kernels.linear.product import (
     codes_linear,
@@ -32,7 +34,9 @@ from runtime.kernels.linear.product import (
     linear,
     linear_reference,
     linear_update,
+    lines_up,
     takes_codes,
+    takes_lined,
 )
 from runtime.kernels.linear.roles_gated import roles_gated
 from runtime.kernels.linear.row import added_linear
@@ -85,7 +89,7 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     return out_TF
 
 
-def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> Tensor:
+def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | Lined | None = None) -> Tensor:
     """Return silu(gate) * up [T, F] of [gate | up] = x gate_up^T.
 
     x_TH     [T, H] model dtype, contiguous
@@ -95,7 +99,8 @@ def gated_linear(x_TH: Tensor, gate_up: Weight, codes: Codes | None = None) -> T
     serve = _gated(_case(x_TH, gate_up))
     if serve is silu_mul:
         return silu_mul(linear(x_TH, gate_up, codes))
-    out_TF: Tensor = serve(x_TH, gate_up)
+    further = (codes,) if serve is nvfp4_gated else ()
+    out_TF: Tensor = serve(x_TH, gate_up, *further)
     return out_TF
 
 
@@ -112,10 +117,11 @@ def added_mlp(x_MH: Tensor, norm_H: Tensor, eps: float, gate_up: Weight, down: W
 def _case(x_TH: Tensor, gate_up: Weight) -> Gated:
     rows, k = x_TH.shape
     gluon, form = gluon_runs(x_TH.get_device()), form_of(gate_up)[0]
-    return Gated(use_triton(x_TH), rows, k, x_TH.dtype, form, gate_up.shape[0], gluon)
+    made = gate_up.shape[0], gluon, lines_up(gate_up, x_TH)
+    return Gated(use_triton(x_TH), rows, k, x_TH.dtype, form, *made)
 
 
-def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None) -> Tensor:
+def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | Lined | None = None) -> Tensor:
     """Return down(silu(gate) * up) [T, H].
 
     x_TH           [T, H] model dtype, contiguous
@@ -128,11 +134,13 @@ def mlp(x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None)
 
 
 def mlp_update(
-    x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | None = None
+    x_TH: Tensor, gate_up: Weight, down: Weight, codes: Codes | Lined | None = None
 ) -> Tensor | Parts:
     """Return `mlp`, or parts of it where the norm after it adds them."""
     if takes_codes(down, x_TH):
         return codes_update(silu_mul_quantised(linear(x_TH, gate_up, codes)), down, x_TH)
+    if takes_lined(down, x_TH) and takes_lined(gate_up, x_TH):
+        return lined_parts(lined_gated(x_TH, gate_up, codes), down)
     return linear_update(gated_linear(x_TH, gate_up, codes), down)
 
 
@@ -157,7 +165,7 @@ def silu_mul_quantised(gate_up_T2F: Tensor) -> Codes:
 
 
 def shared_expert(
-    x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor, codes: Codes | None = None
+    x_TH: Tensor, gate_up: Weight, down: Weight, gate: Tensor, codes: Codes | Lined | None = None
 ) -> Tensor:
     """Return sigmoid(x gate^T) * mlp(x) [T, H].
 
@@ -195,4 +203,6 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     tl.store(scale + tl.program_id(0) * height + t, s, mask=t < T)
 
 
-_gated = GATED.bind(row_gated, packed_gated, few_gated, rows_gated, roles_gated, silu_mul)
+_gated = GATED.bind(
+    row_gated, packed_gated, few_gated, rows_gated, roles_gated, nvfp4_gated, silu_mul
+)

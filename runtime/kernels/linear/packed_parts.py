@@ -40,11 +40,15 @@ sub.bf16x2 {out}, t, s;
 """
 
 
-def _nvfp4_code() -> str:
-    """Return PTX that makes eight pairs of two words, $8 and $9, times the scale $10."""
+def _nvfp4_code(*scales: str) -> str:
+    """Return PTX that makes eight pairs of two words, $8 and $9, times a scale, or times two."""
     words = "".join(E2M1_WORD.format(*range(4 * i, 4 * i + 4), word=f"${8 + i}") for i in range(2))
-    products = "".join(f"mul.bf16x2 ${i}, p{i}, s;\n" for i in range(8))
-    return "{\n.reg .b32 s, t, p<8>;\n" + words + SCALE_OF_BYTE.format("$10") + products + "}"
+    code, each = "", 8 // len(scales)
+    for i, scale in enumerate(scales):
+        pairs = range(each * i, each * (i + 1))
+        code += SCALE_OF_BYTE.format(scale)
+        code += "".join(f"mul.bf16x2 ${pair}, p{pair}, s;\n" for pair in pairs)
+    return "{\n.reg .b32 s, t, p<8>;\n" + words + code + "}"
 
 
 def _int4_code() -> str:
@@ -56,8 +60,10 @@ def _int4_code() -> str:
 
 
 if HAS_TRITON:
-    _NVFP4 = tl.constexpr(_nvfp4_code())
-    _NVFP4_REGISTERS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 4))
+    # of two words of one group, and of any two
+    _NVFP4 = tl.constexpr(_nvfp4_code("$10"))
+    NVFP4_CODE = tl.constexpr(_nvfp4_code("$10", "$11"))
+    NVFP4_REGISTERS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 4))
     _INT4 = tl.constexpr(_int4_code())
     _INT4_REGISTERS = tl.constexpr(",".join(["=r"] * 8 + ["r"] * 2))
     _PLACES = {True: E2M1_BITS, False: INT4_BITS}
@@ -105,7 +111,7 @@ def _decoded(words, scale, FP4: tl.constexpr):
     """
     if FP4:
         planes = tl.inline_asm_elementwise(
-            _NVFP4, _NVFP4_REGISTERS, [words, scale], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2
+            _NVFP4, NVFP4_REGISTERS, [words, scale], dtype=(tl.bfloat16,) * 8, is_pure=True, pack=2
         )
     else:
         planes = tl.inline_asm_elementwise(

@@ -33,6 +33,7 @@ from runtime.kernels.dispatch import (
     PRODUCTS,
     UPDATE,
 )
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import (
     MULTIPLE,
     Codes,
@@ -41,6 +42,8 @@ from runtime.kernels.encode.rows import (
 )
 from runtime.kernels.launch import capability, gluon_runs, use_triton
 from runtime.kernels.linear.few import few_linear, few_parts, few_products
+from runtime.kernels.linear.packed import PackedWeight
+from runtime.kernels.linear.packed_roles import nvfp4_parts, nvfp4_rows
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
 from runtime.kernels.linear.roles import roles_linear
@@ -100,13 +103,22 @@ def takes_codes(weight: object, x_MK: Tensor) -> TypeGuard[Fp8Weight]:
     return _codes(inputs) is CODES_WITH_ROWS
 
 
-def codes_for(weight: object, x_MK: Tensor) -> Codes | None:
-    """Return room for the codes of the rows x if `linear` with this weight takes them."""
+def takes_lined(weight: object, x_MK: Tensor) -> TypeGuard[PackedWeight]:
+    """Return whether whoever makes x lines it up for this weight, [N, K] or a stack of them."""
+    if not isinstance(weight, PackedWeight) or len(weight.shape) != 2:
+        return False
+    return _product(_case(x_MK, weight)) is nvfp4_rows
+
+
+def codes_for(weight: object, x_MK: Tensor) -> Codes | Lined | None:
+    """Return room for what `linear` with this weight takes in place of the rows x, if it does."""
     num_rows, k = x_MK.shape
+    if takes_lined(weight, x_MK):
+        return Lined.room(num_rows, k, x_MK)
     return Codes.room(num_rows, k, x_MK.device) if takes_codes(weight, x_MK) else None
 
 
-def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, codes: Codes | Lined | None = None) -> Tensor:
     """Return x @ weight.T [..., N] in x's dtype, whatever the weight is stored in.
 
     x       [..., K]
@@ -116,22 +128,28 @@ def linear(x: Tensor, weight: Weight, codes: Codes | None = None) -> Tensor:
     if x.ndim != 2:
         x_MK = x.reshape(-1, x.shape[-1])
         return linear(x_MK, weight, codes).view(*x.shape[:-1], weight.shape[0])
-    if codes is not None and takes_codes(weight, x):
+    if isinstance(codes, Codes) and takes_codes(weight, x):
         return codes_linear(codes, weight, x)
+    if isinstance(codes, Lined) and takes_lined(weight, x):
+        return nvfp4_rows(x, weight, codes)
     y_MN: Tensor = _product(_case(x, weight))(x, weight)
     return y_MN
 
 
-def linears(x_MK: Tensor, weights: Sequence[Weight], codes: Codes | None) -> tuple[Tensor, ...]:
+def linears(
+    x_MK: Tensor, weights: Sequence[Weight], codes: Codes | Lined | None
+) -> tuple[Tensor, ...]:
     """Return `linear` of rows x with each of two weights, of which the second one is small."""
-    card, coded = capability(x_MK.get_device()), codes is not None
+    card, coded = capability(x_MK.get_device()), isinstance(codes, Codes)
     joined = joined_rows(*weights) is not None
-    case = Products(*_case(x_MK, weights[0])[:-1], card, coded, joined)
+    case = Products(*_case(x_MK, weights[0])[:5], card, coded, joined)
     products: tuple[Tensor, ...] = _products(case)(x_MK, *weights, codes=codes)
     return products
 
 
-def joined_linear(x_MK: Tensor, *weights: Tensor, codes: Codes | None) -> tuple[Tensor, ...]:
+def joined_linear(
+    x_MK: Tensor, *weights: Tensor, codes: Codes | Lined | None
+) -> tuple[Tensor, ...]:
     """Return `each_linear` by one product with weights that are one in memory; rows are apart."""
     assert codes is None, "float weights take no codes"
     whole = joined_rows(*weights)
@@ -139,9 +157,12 @@ def joined_linear(x_MK: Tensor, *weights: Tensor, codes: Codes | None) -> tuple[
     return torch.split(linear(x_MK, whole), [weight.shape[0] for weight in weights], -1)
 
 
-def each_linear(x_MK: Tensor, *weights: Weight, codes: Codes | None) -> tuple[Tensor, ...]:
-    """Return `linear` of rows x with each weight, one after the other."""
-    return tuple(linear(x_MK, weight, codes) for weight in weights)
+def each_linear(x_MK: Tensor, *weights: Weight, codes: Codes | Lined | None) -> tuple[Tensor, ...]:
+    """Return `linear` of rows x with each weight, one after the other.
+
+    The last one comes first: it is small, and the large one's weights are on their way meanwhile.
+    """
+    return tuple(linear(x_MK, weight, codes) for weight in reversed(weights))[::-1]
 
 
 def linear_update(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
@@ -150,9 +171,15 @@ def linear_update(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
     return y
 
 
+def lines_up(weight: Weight, x_MK: Tensor) -> bool:
+    """Return whether kernels take x lined up for this weight."""
+    return isinstance(weight, PackedWeight) and weight.is_nvfp4 and gluon_runs(x_MK.get_device())
+
+
 def _case(x_MK: Tensor, weight: Weight) -> Product:
     rows, k = x_MK.shape
-    return Product(use_triton(x_MK), rows, k, x_MK.dtype, *form_of(weight))
+    lined = lines_up(weight, x_MK)
+    return Product(use_triton(x_MK), rows, k, x_MK.dtype, *form_of(weight), lined)
 
 
 def float_linear(x_MK: Tensor, weight: Tensor) -> Tensor:
@@ -241,12 +268,13 @@ _codes = CODES.remembered(CODES.choose)
 _codes_product = CODES_PRODUCT.bind(coded_rows, scaled_mm, roles_linear, tiled_codes)
 _codes_update = CODES_UPDATE.bind(coded_parts, codes_linear)
 _products = PRODUCTS.bind(few_products, rows_products, joined_linear, each_linear)
-_update = UPDATE.bind(few_parts, rows_parts, quantised_update, linear)
+_update = UPDATE.bind(few_parts, rows_parts, quantised_update, nvfp4_parts, linear)
 _product = PRODUCT.bind(
     linear_reference,
     row_linear,
     few_linear,
     packed_row,
+    nvfp4_rows,
     packed_linear,
     unpacked_linear,
     rows_linear,

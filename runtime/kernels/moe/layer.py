@@ -31,6 +31,7 @@ from torch import Tensor
 
 from runtime.kernels.cases import FLOAT, ChosenExperts, OneToken, Router
 from runtime.kernels.dispatch import EXPERTS, ONE_TOKEN, ROUTER
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes
 from runtime.kernels.launch import gluon_runs, use_triton
 from runtime.kernels.linear.mlp import shared_expert, silu_mul_reference
@@ -103,7 +104,7 @@ def moe_block(x_TH: Tensor, weights: MoeWeights, k: int) -> Tensor:
 
 
 def moe_terms(
-    x_TH: Tensor, weights: MoeWeights, k: int, codes: Codes | None = None
+    x_TH: Tensor, weights: MoeWeights, k: int, codes: Codes | Lined | None = None
 ) -> Tensor | Pairs:
     """Return `moe_block`, or what is still to be summed where a kernel can do that with more.
 
@@ -189,7 +190,7 @@ def expert_terms(
     down: Experts,
     weights_Tk: Tensor,
     experts_Tk: Tensor,
-    codes: Codes | None = None,
+    codes: Codes | Lined | None = None,
 ) -> Tensor | Pairs:
     """Return `moe_experts`, its arguments too, or what it sums.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import room_of, store_codes
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
 from runtime.kernels.norm.rms import add_rmsnorm_reference, zero_centred
@@ -73,7 +74,11 @@ def add_pairs_rmsnorm_reference(
 
 
 def add_pairs_rmsnorm(
-    pairs: Pairs, residual_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None
+    pairs: Pairs,
+    residual_TH: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    codes: Codes | Lined | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (the RMSNorm of sum + residual, sum + residual), both [T, H] in the model dtype.
 
@@ -104,6 +109,7 @@ def add_pairs_rmsnorm(
         eps,
         TOP=pairs.k,
         BLOCK=block,
+        LINED=int(isinstance(codes, Lined)),
         num_warps=min(max(block // (32 * _THREAD), 1), 16),
         **early(),
     )
@@ -149,6 +155,7 @@ def _sum_norm_kernel(
     eps,
     TOP: tl.constexpr,
     BLOCK: tl.constexpr,
+    LINED: tl.constexpr,
 ):
     start_next()
     wait_for_inputs()
@@ -161,4 +168,4 @@ def _sum_norm_kernel(
     tl.store(total + t * H + i, sum_H, mask=inside)
     y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
     tl.store(y + t * H + i, y_H, mask=inside)
-    store_codes(y_H.to(tl.float32), codes, codes_scale, height, t, H, BLOCK)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, t, H, BLOCK, LINED)

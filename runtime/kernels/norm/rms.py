@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes, room_of, store_codes
 from runtime.kernels.launch import jit, loaded, power_of_two, tl, use_triton, widen
 from runtime.kernels.overlap import at_once, early, start_next, wait_for_inputs
@@ -60,7 +61,9 @@ def add_rmsnorm_reference(
     return rmsnorm_reference(total, weight_H, eps), total
 
 
-def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = None) -> Tensor:
+def rmsnorm(
+    x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | Lined | None = None
+) -> Tensor:
     """Return the zero-centred RMSNorm of each row.
 
     x_TH      [T, H] float, rows contiguous in themselves
@@ -82,6 +85,7 @@ def rmsnorm(x_TH: Tensor, weight_H: Tensor, eps: float, codes: Codes | None = No
         x_TH.stride(0),
         eps,
         BLOCK=block,
+        LINED=int(isinstance(codes, Lined)),
         num_warps=_warps(block, codes),
         **early(),
     )
@@ -93,7 +97,7 @@ def add_rmsnorm(
     residual_TH: Tensor,
     weight_H: Tensor,
     eps: float,
-    codes: Codes | None = None,
+    codes: Codes | Lined | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (the RMSNorm of x + residual, x + residual), both [T, H] in the residual's dtype.
 
@@ -127,6 +131,7 @@ def add_rmsnorm(
         eps,
         PARTS=num_parts,
         BLOCK=block,
+        LINED=int(isinstance(codes, Lined)),
         num_warps=_warps(block, codes) if num_parts == 1 else min(max(block // 128, 1), 32),
         **(at_once() if num_parts > 1 and hidden <= _SHORT else {}),
         **early(),
@@ -150,9 +155,9 @@ def _check_rows(x_TH: Tensor, weight_H: Tensor) -> None:
     assert weight_H.is_contiguous(), "the weight must be contiguous"
 
 
-def _warps(block: int, codes: Codes | None) -> int:
+def _warps(block: int, codes: Codes | Lined | None) -> int:
     # 16 bytes of a row for each thread, two without codes: with them all would change threads first
-    return min(max(block // (512 if codes is None else 256), 1), 16)
+    return min(max(block // (256 if isinstance(codes, Codes) else 512), 1), 16)
 
 
 @jit
@@ -162,7 +167,19 @@ def zero_centred(x, w, num, eps):
 
 
 @jit
-def _rmsnorm_kernel(x, weight, y, codes, codes_scale, height, H, x_row, eps, BLOCK: tl.constexpr):
+def _rmsnorm_kernel(
+    x,
+    weight,
+    y,
+    codes,
+    codes_scale,
+    height,
+    H,
+    x_row,
+    eps,
+    BLOCK: tl.constexpr,
+    LINED: tl.constexpr,
+):
     start_next()
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
@@ -171,7 +188,7 @@ def _rmsnorm_kernel(x, weight, y, codes, codes_scale, height, H, x_row, eps, BLO
     x_H = tl.load(x + row * x_row + i, mask=i < H, other=0.0).to(tl.float32)
     y_H = zero_centred(x_H, w_H, H, eps).to(y.dtype.element_ty)
     tl.store(y + row * H + i, y_H, mask=i < H)
-    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK, LINED)
 
 
 @jit
@@ -191,6 +208,7 @@ def _add_rmsnorm_kernel(
     eps,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LINED: tl.constexpr,
 ):
     start_next()
     row = tl.program_id(0).to(tl.int64)
@@ -208,4 +226,4 @@ def _add_rmsnorm_kernel(
     tl.store(total + row * H + i, sum_H, mask=inside)
     y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
     tl.store(y + row * H + i, y_H, mask=inside)
-    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK)
+    store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK, LINED)

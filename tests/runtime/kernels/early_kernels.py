@@ -27,12 +27,14 @@ from runtime.kernels.delta_rule.step import launch_step
 from runtime.kernels.draft.inputs import draft_linear
 from runtime.kernels.draft.settle import Places, Turns, settle
 from runtime.kernels.draft.token import draft_token
+from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes, quantize_rows
 from runtime.kernels.launch import HAS_GLUON
 from runtime.kernels.linear import (
     few,
     few_gated,
     mlp,
+    packed_roles,
     packed_rows,
     packed_strips,
     packed_tiles,
@@ -238,6 +240,13 @@ def four_bits(group):
     packed_routed_row(some(1, 2048), *stacks, some(1, 257), 8, some(1, 2048))
     packed_tokens(some(4, 2048), *stacks, some(4, 9), whole(4, 9), some(4, 2048))
     packed_tiles.packed_linear(some(64, 2048), weight(1024, 2048))
+    if HAS_GLUON and group == 16:
+        x, room = some(64, 2048), Lined.room(64, 2048, some(1))
+        packed_roles.nvfp4_rows(x, weight(12288, 2048))
+        packed_roles.nvfp4_gated(x, weight(16384, 2048))
+        rms.rmsnorm(x, some(2048), 1e-6, room)
+        inner = packed_roles.lined_gated(x, weight(16384, 2048), room)
+        packed_roles.lined_parts(inner, weight(2048, 8192))
 
 
 def cases():

@@ -46,8 +46,13 @@ class Order:
         # of each region that is open: its kind, whether it had waited at its start, its results,
         # whether the branch before it waits
         self.open: list[tuple[str, bool, str, bool]] = []
+        # of warps with parts of their own: what they are given, and of each part if it waits
+        self.given: list[str] = []
+        self.parts: list[bool] = []
+        self.outside: dict[str, frozenset[str]] = {}
         for line in text.splitlines():
             self._line(line.strip())
+        self.waits = self.waits or (self.parts != [] and all(self.parts))
 
     def _line(self, line: str) -> None:
         if line.startswith("tt.func"):
@@ -72,7 +77,9 @@ class Order:
         self._part(line)
         result = re.match(rf"({_NAME})(?::\d+)? = ", line)
         read, store = _READS.search(line), _STORE.search(line)
-        if "griddepcontrol.wait" in line:
+        if line.startswith("ttg.warp_specialize("):
+            self.given = re.findall(_NAME, line.split(")", 1)[0])
+        elif "griddepcontrol.wait" in line:
             self._wait()
         elif "griddepcontrol.launch_dependents" in line:
             self._note(["start_next"])
@@ -99,7 +106,10 @@ class Order:
             self._hand_on(carried, value)
         self._hand_on(results, first)
         kind, condition, loop = "other", _IF.search(line), _FOR.search(line)
-        if loop:
+        if line.startswith(("default", "partition")):
+            kind = "part"
+            self._hand_to_part(re.findall(rf"({_NAME}):", line))
+        elif loop:
             kind = "for"
             self.turns.append({loop[1], loop[2]})
         elif condition:
@@ -108,6 +118,9 @@ class Order:
 
     def _close(self) -> None:
         kind, before, _, other = self.open.pop()
+        if kind == "part":
+            self.parts.append(self.waits)
+            self.waits, self.roots = before, self.outside
         if kind in ("if", "first turn"):
             # a wait in the first turn is one for all turns
             now = other or self.waits if self.in_first_turn else other and self.waits
@@ -121,6 +134,13 @@ class Order:
     def _note(self, names) -> None:
         if not self.waits:
             self.early |= set(names)
+
+    def _hand_to_part(self, names: list[str]) -> None:
+        """Begin a part of the warps: what it calls by a name another part may call so, too."""
+        self.outside = dict(self.roots)
+        for name, given in zip(names, self.given, strict=False):
+            if given in self.roots:
+                self.roots[name] = self.roots[given]
 
     def _hand_on(self, result: str, operands: str) -> None:
         if result:

@@ -55,7 +55,7 @@ from runtime.kernels.waves import fills
 
 KERNELS = Path(dispatch.__file__).parent
 BOTH = (False, True)
-COUNTS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 255, 256, 511, 512, 8192)
+COUNTS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 255, 256, 511, 512, 8192)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FP8 = list(itertools.product((FP8_BLOCK, FP8_CHANNEL), BOTH))
 PACKED = (NVFP4, INT4)
@@ -69,7 +69,8 @@ SIZES += [(7168, 2047), (34816, 5120), (5120, 17408), (2048, 4096), (4096, 4096)
 
 def products():
     for gpu, rows, k, dtype, stored in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, STORED):
-        yield Product(gpu, rows, k, dtype, *stored)
+        for lined in {False, gpu and stored[0] in PACKED}:
+            yield Product(gpu, rows, k, dtype, *stored, lined)
 
 
 def pairs():
@@ -102,7 +103,8 @@ def gated():
     forms = (FLOAT, FP8_BLOCK, NVFP4, INT4)
     for gpu, rows, k, dtype, form in itertools.product(BOTH, COUNTS, WIDTHS, DTYPES, forms):
         for n, gluon in itertools.product((384, 7168), (False, gpu)):
-            yield Gated(gpu, rows, k, dtype, form, n, gluon)
+            for lined in {False, gluon and form in PACKED}:
+                yield Gated(gpu, rows, k, dtype, form, n, gluon, lined)
 
 
 def experts():
@@ -179,6 +181,8 @@ def codes_before(case):
 def packed_product_before(case):
     if case.rows == 1:
         return "linear.packed_rows.packed_row"
+    if lined(case):
+        return "linear.packed_roles.nvfp4_rows"
     decoded = case.rows >= 512 and case.dtype != torch.float32
     return "linear.packed_tiles." + ("unpacked_linear" if decoded else "packed_linear")
 
@@ -199,6 +203,10 @@ def product_before(case):
     if case.rows >= 512 and case.dtype in (torch.bfloat16, torch.float16):
         return "linear.product.decoded_linear"
     return "linear.product.tiled_linear"
+
+
+def lined(case):
+    return case.gpu and case.lined and 33 <= case.rows <= 64
 
 
 def several(case):
@@ -228,6 +236,8 @@ def update_before(case):
         return "linear.few.few_parts"
     if to_64(case):
         return "linear.rows.rows_parts"
+    if lined(case):
+        return "linear.packed_roles.nvfp4_parts"
     if case.gpu and quantises(case):
         return "linear.product.quantised_update"
     return "linear.product.linear"
@@ -297,6 +307,8 @@ def gated_before(case):
         return "linear." + ("row_gated.row_gated" if in_registers(case) else "few_gated.few_gated")
     if to_64(case):
         return "linear.rows_gated.rows_gated"
+    if lined(case):
+        return "linear.packed_roles.nvfp4_gated"
     if case.rows != 1 or not case.gpu:
         prompt = case.gluon and case.rows >= 512 and case.form == FLOAT
         whole = case.n % 256 == case.k % 64 == 0 and fills(case.rows, case.n)
