@@ -20,8 +20,6 @@ _ARGUMENT = re.compile(rf"({_NAME}): !tt\.(?:ptr|tensordesc)<")
 _EQUAL = re.compile(rf"({_NAME}) = arith.cmpi eq, ({_NAME}), ({_NAME})")
 _IF = re.compile(rf"scf.if ({_NAME})")
 _FOR = re.compile(rf"scf.for ({_NAME}) = ({_NAME}) to")
-_PARTS = re.compile(r"ttg\.warp_specialize\((.*?)\)")
-_PART = re.compile(r"partition\d+\(")
 _CARRIED = re.compile(rf"({_NAME}) = ({_NAME})")
 
 
@@ -38,7 +36,6 @@ class Order:
         self.waits = False
         self.roots: dict[str, frozenset[str]] = {}
         self.entry = True
-        self.parts: list[str] = []  # what warps with roles are given, which each part names anew
         # number and first number of loops, what says that they are equal, if a wait hangs on it
         self.turns: list[set[str]] = []
         self.first: set[str] = set()
@@ -74,7 +71,6 @@ class Order:
             self._step(line)
 
     def _step(self, line: str) -> None:
-        self._part(line)
         result = re.match(rf"({_NAME})(?::\d+)? = ", line)
         read, store = _READS.search(line), _STORE.search(line)
         if line.startswith("ttg.warp_specialize("):
@@ -91,14 +87,6 @@ class Order:
             self._hand_on(result[1], line.split(" = ", 1)[1])
         if line.endswith("{") and not line.startswith("module"):
             self._enter(line, result[1] if result else "")
-
-    def _part(self, line: str) -> None:
-        """Follow what warps with roles are given."""
-        if parts := _PARTS.search(line):
-            self.parts = re.findall(_NAME, parts[1])
-        elif _PART.match(line):
-            for name, given in zip(re.findall(rf"({_NAME}): ", line), self.parts, strict=True):
-                self._hand_on(name, given)
 
     def _enter(self, line: str, results: str) -> None:
         first = line.split("iter_args", 1)[-1]
