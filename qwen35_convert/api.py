@@ -138,11 +138,17 @@ def verify(
     options    of which workers, memory_limit and progress count
     by_bounds  judge calibrated weights by their schemes' bounds, and run no calibration again
     """
-    from qwen35_convert.verification.levels import check_measurable, effective_level, need_source
+    from qwen35_convert.verification.levels import (
+        check_measurable,
+        effective_level,
+        need_logits,
+        need_source,
+    )
     from qwen35_convert.verification.logits import DEFAULT_LIMITS
 
     check = logits or DEFAULT_LIMITS
     effective = effective_level(level, check)
+    need_logits(effective, check)
     need_source(effective, given=against is not None)
     opened = open_checkpoint(path_here(artifact))
     source = open_source(against, progress=options.progress)[0] if against else None

@@ -7,7 +7,8 @@
 
 A cache that is promised without a scale runs at 1.0, which engines say in their logs at most.
 
-Source: vLLM's `get_cache_scale_mapper` and `BaseKVCacheMethod` at 0.33; compressed-tensors'
+Source: vLLM's `get_cache_scale_mapper`, `BaseKVCacheMethod` and
+`get_kv_cache_quant_algo_string` at 0.33; compressed-tensors'
 `initialize_attn_qparams` at 0.20.
 """
 
@@ -40,6 +41,8 @@ SCHEME: dict[str, Any] = {
     "dynamic": False,
 }
 FIELD = "kv_cache_scheme"
+# ModelOpt's name of it, in a file of its own or in config.json, which may stand alone.
+MODELOPT, ALGORITHM = "modelopt", "kv_cache_quant_algo"
 
 
 def cache_scales(stored: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -61,7 +64,11 @@ def is_fp8_scheme(scheme: object) -> bool:
 
 def has_fp8_cache(config: Config) -> bool:
     """Whether the config asks engines for such a cache."""
-    return is_fp8_scheme((config.quantization or {}).get(FIELD))
+    block = config.quantization or {}
+    scheme = block.get(FIELD)
+    if block.get("quant_method") == MODELOPT and not scheme:
+        return bool(block.get(ALGORITHM) == "FP8")
+    return is_fp8_scheme(scheme)
 
 
 def attentions(config: Config, mtp_layers: int = 0) -> list[str]:

@@ -25,6 +25,7 @@ from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.planning.image_sizes import image_sizes
 from qwen35_convert.planning.side_kinds import MEND, check_config, check_kinds
 from qwen35_convert.planning.token_ids import check_ids
+from qwen35_convert.planning.token_names import disagreements
 from qwen35_convert.template import compile_template
 from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
 
@@ -62,6 +63,8 @@ def side_notes(source: Checkpoint) -> Iterator[str]:
         if not has_places(text):
             said = f"{templates.where[name]} says {text.strip()!r:.60} of every chat"
             yield f"{said}, and has no place for messages; {ORIGINAL}"
+    for name, problem in disagreements(source):
+        yield f"{name}: {problem}; {MEND}"
 
 
 def token_notes(source: Checkpoint) -> Iterator[str]:

@@ -22,7 +22,7 @@ def check_ids(source: Checkpoint) -> None:
     config, rows = source.config, source.config.sizes["V"]
     if config.origin != ORIGIN:
         return
-    for name, field, value in _stated(source):
+    for name, field, value in stated_ids(source):
         ids = value if isinstance(value, list) else [value]
         beyond = [one for one in ids if type(one) is int and one >= rows]
         if beyond:
@@ -30,7 +30,7 @@ def check_ids(source: Checkpoint) -> None:
             raise FormatError(name, f"{field} is {value!r:.120}", expected, MEND)
 
 
-def _stated(source: Checkpoint) -> Iterator[tuple[str, str, Any]]:
+def stated_ids(source: Checkpoint) -> Iterator[tuple[str, str, Any]]:
     """Yield (file, field, value) of each; tokens of images only where there is a vision tower."""
     from pydantic_core import from_json
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from quant.registry import SCHEMES
 from quant.scheme import Choices
-from qwen35_convert.recipe.parts import FORMATS
+from qwen35_convert.options import LEVELS
+from qwen35_convert.recipe.parts import FORMATS, Verify
 from qwen35_convert.recipe.recipe import Recipe
 
 # What only some schemes leave open: its values.
@@ -29,6 +30,15 @@ def unused_notes(recipe: Recipe) -> Iterator[str]:
                 f"quantize.{field} is {str(chosen).lower()} and changes nothing: no scheme here "
                 f"has that choice, as {able} has"
             )
+    yield from _unread_text(recipe.verify)
+
+
+def _unread_text(gate: Verify) -> Iterator[str]:
+    """Yield that no level and no threshold of a recipe reads the text of its proof."""
+    measured = gate.level == LEVELS[-1] or {gate.max_kl, gate.min_top1} != {None}
+    if gate.text != Verify().text and not measured:
+        why = f"verify.level is {gate.level} and no threshold is stated"
+        yield f"verify.text is {gate.text} and changes nothing: {why}"
 
 
 def _has_choice(scheme: str, field: str, values: Sequence[Any]) -> bool:

@@ -11,6 +11,7 @@ from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import LEVELS, check_choice
 from qwen35_convert.text.generation import check_head
+from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 
 STRUCTURE, LOGITS = LEVELS[0], LEVELS[-1]
@@ -57,6 +58,14 @@ def check_measurable(
     check_head(source)
     check_rope(source.config.rope)
     token_rows(source, check.text)
+
+
+def need_logits(level: Level, check: LogitsCheck) -> None:
+    """Refuse what only level logits reads, at a level that would leave it unread. RecipeError."""
+    for option, stated in (("--text", check.text != DEFAULT), ("--logits-cache", check.cache)):
+        if stated and level.name != LOGITS:
+            got = f"is for level {LOGITS}, and this is {level}: it would not be read"
+            raise RecipeError(option, got, fix=f"add --level {LOGITS}, or leave out {option}")
 
 
 def need_source(level: Level, *, given: bool) -> None:

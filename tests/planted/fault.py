@@ -2,7 +2,8 @@
 
 Every fault is tried in two ways: without the receipt, as if another tool had made the artifact, and
 with a receipt whose hashes were forged to match. What only the receipt can show (a right artifact,
-but not the one that the recipe makes) is tried with the forged one alone.
+but not the one that the recipe makes) is tried with the forged one alone; what an artifact says
+against itself, alone: without the receipt and without a source.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from formats.errors import Qwen35Error
 from qwen35_convert import api
 from tests.planted.artifact import Artifact, Base, Workshop
 
-REMOVED, FORGED, AS_IT_IS = "removed", "forged", "as it is"
+REMOVED, FORGED, AS_IT_IS, ALONE = "removed", "forged", "as it is", "alone"
 BOTH = (REMOVED, FORGED)
 STRUCTURE, TENSORS = "structure", "tensors"
 NAMED, UNOPENED = (1,), (1, 3)
@@ -102,7 +103,7 @@ class Result:
         return "named" if self.outcome.names(self.wanted) else "not named"
 
 
-def verify(path: Path, source: Path, level: str = TENSORS) -> Outcome:
+def verify(path: Path, source: Path | None, level: str = TENSORS) -> Outcome:
     """Verify in this process; return the exit code of the command and its messages."""
     try:
         report = api.verify(path, source, level=level, options=ONE_WORKER)
@@ -120,11 +121,12 @@ def try_case(workshop: Workshop, case: Case, level: str | None = None) -> Result
         artifact = workshop.place(case.base, folder)
         names = case.fault.plant(artifact)
         assert changed(artifact), f"{case.id} changes nothing"
-        if case.receipt == REMOVED:
+        if case.receipt in (REMOVED, ALONE):
             artifact.strip()
         elif case.receipt == FORGED:
             artifact.forge()
-        outcome = verify(artifact.path, artifact.source, level or case.fault.level)
+        source = None if case.receipt == ALONE else artifact.source
+        outcome = verify(artifact.path, source, level or case.fault.level)
     return Result(case, outcome, (names,) if isinstance(names, str) else names)
 
 

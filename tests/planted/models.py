@@ -97,6 +97,8 @@ def write_model(name: str, folder: Path, seed: int = 35) -> Path:
 def _nested(folder: Path, seed: int, *, moe: bool) -> Path:
     config = hub_config(moe=moe, **sizes(moe=moe))
     config |= {"transformers_version": "4.57.0.dev0", "image_token_id": NUM_TOKENS + 5}
+    config |= {"video_token_id": NUM_TOKENS + 6}
+    config |= {"vision_start_token_id": NUM_TOKENS + 3, "vision_end_token_id": NUM_TOKENS + 4}
     write_checkpoint(folder, config, make_weights(config, seed=seed))
     write_sides(folder)
     return folder

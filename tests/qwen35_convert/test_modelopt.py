@@ -284,6 +284,19 @@ def test_a_cache_without_scales_is_its_exporters_default(artifact, nano, algorit
     assert failures(artifact, nano) == []
 
 
+@pytest.mark.parametrize(("algorithm", "shown"), [("FP8", "fp8"), ("NVFP4", None), (None, None)])
+@pytest.mark.parametrize("alone", [False, True], ids=["in config.json", "in its own file"])
+def test_a_cache_that_only_its_algorithm_states_is_shown(artifact, nano, algorithm, shown, alone):
+    if alone:
+        set_own(artifact, kv_cache_quant_algo=algorithm)
+        edit_config(artifact, lambda c: c.pop("quantization_config"))
+    else:
+        said = {"kv_cache_quant_algo": algorithm}
+        edit_config(artifact, lambda c: c["quantization_config"].update(said))
+    assert q.inspect(artifact).kv_cache == shown
+    assert failures(artifact, nano) == []
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [

@@ -15,14 +15,17 @@ from formats.family.config import Config
 from formats.family.config_fields import interval_types
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.side_files import check_sides
+from qwen35_convert.planning.token_names import disagreements
 
 CONFIG = "config.json"
 INTERVAL = "full_attention_interval"
 
 
 def unloadable(artifact: Checkpoint) -> Iterator[Failure]:
-    """Yield the first side file, if any, and fields of config.json that disagree."""
-    yield from _sides(artifact)
+    """Yield the first side file, if any, tokens and fields of config.json that disagree."""
+    unread = list(_sides(artifact))
+    yield from unread
+    yield from () if unread else (Failure(*one) for one in disagreements(artifact))
     yield from _sections(artifact.config)
     yield from _interval(artifact.config)
 

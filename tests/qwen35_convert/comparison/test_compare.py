@@ -309,12 +309,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(nano_path, tmp
 def test_verify_writes_the_same_page(nano_path, text, tmp_path):
     api.convert(nano_path, tmp_path / "fp8", "fp8-block", NO_PROOF)
     page = tmp_path / "pages" / "page.html"
-    words = ["verify", tmp_path / "fp8", "--html", page, "--text", text, "-q"]
+    words = ["verify", tmp_path / "fp8", "--html", page, "-q"]
     refused = called(*words)
     assert refused.returncode == 2
     assert "--against" in refused.stderr
     assert called(*words, "--against", nano_path).returncode == 0
     assert "Predictions were not measured" in page.read_text()
-    done = called(*words, "--against", nano_path, "--level", "logits")
+    done = called(*words, "--against", nano_path, "--level", "logits", "--text", text)
     assert done.returncode == 0
     assert "Where the error enters" in page.read_text()

@@ -29,3 +29,11 @@ def test_it_is_named(name, override, field):
 )
 def test_one_that_has_an_effect_is_not(name, overrides):
     assert list(unused_notes(read_recipe(name, overrides))) == []
+
+
+def test_a_text_that_no_level_reads_is_named():
+    text = "verify.text=mine.txt"
+    (note,) = unused_notes(read_recipe("fp8-block", [text]))
+    assert note.startswith("verify.text is mine.txt and changes nothing: verify.level is tensors")
+    for read in ("verify.level=logits", "verify.max_kl=0.1", "verify.min_top1=0.9"):
+        assert list(unused_notes(read_recipe("fp8-block", [text, read]))) == []

@@ -264,3 +264,12 @@ def test_a_misused_threshold_of_verify_exits_with_2(arguments, says):
     done = called("verify", "nowhere", *arguments)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
+
+
+@pytest.mark.parametrize("level", ["structure", "tensors"])
+@pytest.mark.parametrize("option", ["--text", "--logits-cache"])
+def test_what_only_logits_read_is_refused_at_a_lower_level(tmp_path, option, level):
+    done = called("verify", "nowhere", option, tmp_path / "text.txt", "--level", level)
+    assert done.returncode == 2, done.stderr
+    assert f"{option} is for level logits, and this is level {level}" in done.stderr
+    assert f"add --level logits, or leave out {option}" in done.stderr

@@ -19,6 +19,7 @@ from qwen35_convert.containers.safetensors.sides.reader import (
     Sides,
 )
 from qwen35_convert.difference import differences
+from qwen35_convert.planning.token_names import merge_lines, merge_pairs
 
 # tokenizers refuses a file with another version, or with a part that it does not know.
 VERSION = "1.0"
@@ -51,9 +52,9 @@ def vocabulary(ours: Sides, theirs: Sides) -> Iterator[str]:
 def merges(ours: Sides, theirs: Sides) -> Iterator[str]:
     """Compare merges.txt."""
     model = as_object(theirs.object(TOKENIZER).get("model"))
-    expected = _pairs(model.get("merges")) or _lines(theirs.content(MERGES))
+    expected = merge_pairs(model.get("merges")) or merge_lines(theirs.content(MERGES))
     if expected:
-        yield from differences(_lines(ours.content(MERGES)), expected, "merges")
+        yield from differences(merge_lines(ours.content(MERGES)), expected, "merges")
 
 
 def added_ids(ours: Sides, theirs: Sides) -> Iterator[str]:
@@ -91,7 +92,7 @@ def _added(raw: Mapping[str, Any]) -> Added:
 def _canonical(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what ids and text depend on, in one spelling."""
     model = as_object(raw.get("model"))
-    numbers = {"vocab": model.get("vocab"), "merges": _pairs(model.get("merges"))}
+    numbers = {"vocab": model.get("vocab"), "merges": merge_pairs(model.get("merges"))}
     settings = {k: v for k, v in model.items() if k not in numbers and (k, v) != NO_DROPOUT}
     return {
         "model": meant(settings) | numbers,
@@ -102,19 +103,6 @@ def _canonical(raw: Mapping[str, Any]) -> dict[str, Any]:
         "decoder": _decoded(raw.get("decoder")),
         **{part: meant(raw.get(part)) for part in PARTS},
     }
-
-
-def _pairs(merges: Any) -> Any:
-    """Return merges as pairs; older files have them as "left right"."""
-    if not isinstance(merges, list):
-        return merges
-    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-
-
-def _lines(content: bytes | None) -> list[list[str]]:
-    """Return the pairs of merges.txt, whose first line may be a version."""
-    lines = (content or b"").decode(errors="replace").replace("\r\n", "\n").split("\n")
-    return [line.split(" ") for line in lines if line and not line.startswith("#version")]
 
 
 def _around(processor: Any) -> Any:
