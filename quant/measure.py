@@ -78,6 +78,7 @@ class Error:
     moved       weights in columns where codes are often not the nearest
     along       of sum_sq_error, what lies along the weights of a group, or is the same in all of it
     by_chance   what errors of these sizes have there by chance
+    alike       weights that are stored as our own encoder stores them
     within      sums of weights within the values of their codes, where a scheme is judged by them
     """
 
@@ -98,6 +99,7 @@ class Error:
     moved: float = 0.0
     along: float = 0.0
     by_chance: float = 0.0
+    alike: int = 0
     within: Within | None = None
 
     def __iadd__(self, other: Error) -> Error:

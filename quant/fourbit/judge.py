@@ -119,7 +119,7 @@ def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
     counts = {ZERO: int(empty.sum()), ERASED: int(erased.sum()), SINGLE: int(single.sum())}
     counts[BLANK] = int(blank.sum())
     error.faults = _faults(w, missed, right - w, stored.cut) + Counter(counts | {NOWHERE: nowhere})
-    error.blocks = empty.numel()
+    error.blocks, error.alike = empty.numel(), int((stored.values == ours).sum())
     error.outside = int(((missed.abs() > FAR * stored.gap) & (q != 0) & ~near).sum())
     error.moved = len(w) * float((IN_FULL * (~near).double().mean(0)).clamp(max=1).sum())
     away = missed.where(~near, 0.0)

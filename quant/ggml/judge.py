@@ -98,7 +98,9 @@ def judge_rows(
     import torch
 
     own = codec.encode(name, rows.w, importance=importance)
-    error.blocks = own.numel() // codec.block(name)[1]
+    size, nbytes = codec.block(name)
+    error.blocks = own.numel() // nbytes
+    error.alike = size * int((own == rows.blocks).view(-1, nbytes).all(1).sum())
     if torch.equal(own, rows.blocks):
         error.outside, reached = 0, Reached(error.sum_sq_error, error.sum_dot, error.sum_error)
     else:

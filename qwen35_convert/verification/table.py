@@ -32,6 +32,7 @@ from qwen35_convert.verification.files import file_failures
 from qwen35_convert.verification.flushed import find_flushed
 from qwen35_convert.verification.kept_types import type_failures
 from qwen35_convert.verification.logits import check_logits
+from qwen35_convert.verification.odd_ones import with_odd_ones
 from qwen35_convert.verification.proof import Proof
 from qwen35_convert.verification.recalibrate import Recalibration
 from qwen35_convert.verification.receipts import output_failures, source_failures
@@ -167,7 +168,7 @@ def _values(proof: Proof) -> Iterator[Failure]:
     order = sorted(names, key=lambda name: source.position(source.layout.atoms[name].stored))
     with one_torch_thread():
         by_name = dict(zip(order, each(one, order, checks.workers), strict=True))
-    proof.compared = [by_name[name] for name in names]
+    proof.compared = with_odd_ones([by_name[name] for name in names])
     yield from explain(artifact, source, proof.compared)
 
 

@@ -15,7 +15,7 @@ from tests.planted.fault import Fault
 from tests.planted.fourbit_faults import ALL, GATE, UP, where
 from tests.planted.source_faults import original, through_int4
 from tests.planted.tensor_fault import Change, Plant, tensor_fault
-from tests.planted.value_faults import column_zeroed
+from tests.planted.value_faults import SLIGHTLY, column_zeroed
 
 
 def cases() -> Iterator[Fault]:
@@ -23,6 +23,8 @@ def cases() -> Iterator[Fault]:
     for name, (outputs, how) in ROUNDED.items():
         plant = _encoded(UP, UP, how)
         yield tensor_fault("four bits: values", name, plant, where(*outputs))
+    for name, how in SLIGHTLY.items():
+        yield tensor_fault("four bits: values", name, _encoded(UP, UP, how), where(*ALL))
     plant = _encoded(UP, GATE, lambda values: values)
     yield tensor_fault("four bits: values", "of-the-gate", plant, where(*ALL))
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from tests.planted.edit import Entry, Tensors
-from tests.planted.fault import FORGED, TENSORS, Fault
+from tests.planted.fault import ALONE, FORGED, STRUCTURE, TENSORS, Fault, Where
 from tests.planted.header_faults import FILES, FOLDERS, FP8, HOMES, UP, fault
-from tests.planted.tensor_fault import Plant
+from tests.planted.tensor_fault import Plant, tensor_fault
 
 
 def cases() -> Iterator[Fault]:
@@ -26,7 +26,15 @@ def cases() -> Iterator[Fault]:
     for name, dtype in (("scale-in-f16", torch.float16), ("scale-in-f32", torch.float32)):
         yield fault(f"type-{name}", _scale_in(dtype), FP8, receipts=(FORGED,))
     yield fault("type-scale-called-f16", _call_scale_f16, FP8, TENSORS)
+    for name, plant in MIXED.items():
+        yield alone(name, plant, FOLDERS)
+    yield alone("scale-called-f16", _call_one_scale_f16, FP8)
     yield fault("a-linear-left-in-bf16", _dequantise, FP8)
+
+
+def alone(name: str, plant: Plant, where: Where) -> Fault:
+    """Return a fault that shows without a source: most tensors are of another type."""
+    return tensor_fault("types, alone", name, plant, where, level=STRUCTURE, receipts=(ALONE,))
 
 
 def _recast(hub: str, dtype: torch.dtype) -> Plant:
@@ -57,6 +65,12 @@ def _call_scale_f16(tensors: Tensors) -> str:
     return tensors.stored(UP)
 
 
+def _call_one_scale_f16(tensors: Tensors) -> str:
+    scale = tensors.scale(UP)
+    scale.info = replace(scale.info, dtype="F16")
+    return f"{scale.info.name} is F16, but most"
+
+
 def _scale_in(dtype: torch.dtype) -> Plant:
     def plant(tensors: Tensors) -> str:
         scale = tensors.scale(UP)
@@ -78,6 +92,17 @@ TYPES: dict[str, Plant] = {
     "norm-in-f64": _recast("norm.weight", torch.float64),
     "head-of-mtp-in-f16": _recast("mtp.fc.weight", torch.float16),
     "bf16-bits-called-integers": _relabel(lambda t: t.at("norm.weight"), "I16"),
+}
+# What headers alone show, as most tensors are of another type.
+MIXED: dict[str, Plant] = {
+    name: TYPES[name]
+    for name in (
+        "norm-in-f16",
+        "embedding-in-f16",
+        "conv-in-f16",
+        "bf16-bits-called-f16",
+        "head-of-mtp-in-f16",
+    )
 }
 SCALES: dict[str, Plant] = {
     "codes-called-integers": _relabel(lambda t: t.at(UP), "I8"),

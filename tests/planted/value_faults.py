@@ -11,10 +11,19 @@ from tests.planted.edit import Tensors
 from tests.planted.fault import Fault, Names, in_bases
 from tests.planted.header_faults import FILES
 from tests.planted.order_faults import HOMES, turned
-from tests.planted.tensor_fault import Plant, change, row_zeroed, rows_swapped, swap, tensor_fault
+from tests.planted.tensor_fault import (
+    Change,
+    Plant,
+    change,
+    row_zeroed,
+    rows_swapped,
+    swap,
+    tensor_fault,
+)
 
 # Norms whose 1 + w has more than the eleven bits of F16.
 LONG_NORMS = in_bases("wide-bf16", "wide-q4_k_m", "moe-mxfp4_moe")
+SEARCHED = in_bases("wide-q6_k", "wide-q5_k_m", "wide-q4_k_m", "wide-iq4_xs", "wide-iq3_s")
 MOE = in_bases(
     "moe-fp8-block",
     "moe-fp8-block-hub",
@@ -30,6 +39,8 @@ def cases() -> Iterator[Fault]:
     """Yield every fault of this kind."""
     for name, plant in VALUES.items():
         yield tensor_fault("values", name, plant, HOMES)
+    for name, how in SLIGHTLY.items():
+        yield tensor_fault("values", name, change("{mlp}up_proj.weight", how), SEARCHED)
     for name, plant in CONTROL.items():
         yield tensor_fault("control", name, plant, HOMES)
     yield tensor_fault("control", "norm-added-in-f16", NORM_IN_F16, LONG_NORMS)
@@ -100,6 +111,19 @@ def rotated(values: Tensor) -> Tensor:
     return (values.reshape(len(values), -1, 2) @ turn).reshape(values.shape)
 
 
+def noisy(values: Tensor) -> Tensor:
+    """Add noise of a twentieth of the values' deviation."""
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(5))
+    return values + 0.05 * values.std() * noise
+
+
+# What the bounds of a scheme let pass where its codes are searched for.
+SLIGHTLY: dict[str, Change] = {
+    "a-per-cent-more": lambda values: values * 1.01,
+    "three-per-cent-less": lambda values: values * 0.97,
+    "noise-of-five-per-cent": noisy,
+    "shifted-by-a-twentieth": lambda values: values + 0.05 * values.std(),
+}
 VALUES: dict[str, Plant] = {
     "a-row-zeroed": change("{mlp}up_proj.weight", row_zeroed),
     "a-column-zeroed": change("{mlp}down_proj.weight", column_zeroed),

@@ -13,6 +13,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.config_fields import interval_types
+from qwen35_convert.containers.safetensors.mixed_types import mixed_types
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.side_files import check_sides
 from qwen35_convert.planning.token_names import disagreements
@@ -22,10 +23,11 @@ INTERVAL = "full_attention_interval"
 
 
 def unloadable(artifact: Checkpoint) -> Iterator[Failure]:
-    """Yield the first side file, if any, tokens and fields of config.json that disagree."""
+    """Yield the first side file, if any, and tokens, types and fields that disagree."""
     unread = list(_sides(artifact))
     yield from unread
     yield from () if unread else (Failure(*one) for one in disagreements(artifact))
+    yield from mixed_types(artifact)
     yield from _sections(artifact.config)
     yield from _interval(artifact.config)
 
