@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.planted.artifact import BASES, OUTPUTS, Base, Workshop, find_base
+from tests.planted.artifact import BASES, OUTPUTS, RECEIPT, Base, Workshop, find_base
 from tests.planted.edit import editing
 from tests.planted.fault import Case, changed, try_case, verify
 from tests.planted.right import Right, artifacts
@@ -74,6 +74,20 @@ def test_a_planted_fault_is_named(case, workshop):
 def test_a_right_artifact_passes(right, workshop):
     with workshop.room() as folder:
         outcome = verify(*right.make(workshop, folder))
+    assert (outcome.code, outcome.text) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "right", [marked_right(right) for right in RIGHT if "slice" not in right.id]
+)
+def test_a_right_artifact_passes_alone(right, workshop):
+    """Without its receipt and without a source; a slice of a model is none by itself."""
+    with workshop.room() as folder:
+        path, _ = right.make(workshop, folder)
+        for receipt in (path / RECEIPT, path.with_name(f"{path.name}.receipt.json")):
+            if receipt.is_file():
+                receipt.unlink()
+        outcome = verify(path, None)
     assert (outcome.code, outcome.text) == (0, "")
 
 

@@ -153,17 +153,20 @@ class GgufFiles:
         yield from config_differences(artifact, source)
 
     def beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
-        """Judge the header of the vision file, if there is one; without a source the types' name.
+        """Judge the header of the vision file, if there is one.
 
-        With a source, the file type is judged beside the other keys.
+        Without a source the file type and the tokenizer, too, which are compared with one.
         """
         from qwen35_convert.containers.gguf.file_type import file_type_failures
         from qwen35_convert.containers.gguf.mmproj_check import mmproj_beside, mmproj_failures
+        from qwen35_convert.containers.gguf.own_tokenizer import tokenizer_failures
 
         vision = mmproj_beside(artifact)
         if vision is not None:
             yield from mmproj_failures(vision, artifact, source)
-        yield from file_type_failures(artifact) if source is None else ()
+        if source is None:
+            yield from file_type_failures(artifact)
+            yield from tokenizer_failures(artifact)
 
     def values_beside(self, artifact: Checkpoint, source: Checkpoint | None) -> Iterator[Failure]:
         """Judge the vision file's values."""

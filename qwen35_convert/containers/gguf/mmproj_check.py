@@ -96,7 +96,7 @@ def _keys(
     pairs = mmproj_metadata(config, own | prepared, name="", size_label="", file_type=0)
     absent = ABSENT_IN_MMPROJ | {DEEPSTACK: ([False] * config.sizes["vD"],)}
     # llama.cpp's converter takes the text's for the tower's
-    others = _pixels(prepared) | {EPSILON: (config.eps,)}
+    others = (_pixels(prepared) if source else _own_pixels(kv)) | {EPSILON: (config.eps,)}
     expected = {pair.key: pair for pair in pairs}
     sentences = key_differences(kv, expected, Reading("clip", absent, others))
     yield from (Failure(file.path.name, sentence) for sentence in first(sentences, MOST))
@@ -114,6 +114,14 @@ def _pixels(prepared: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     edges = size if isinstance(size, dict) else {}
     bounds = {key: (prepared.get(a), edges.get(b)) for key, (a, b) in PIXELS.items()}
     return {key: tuple(n for n in both if n is not None) for key, both in bounds.items()}
+
+
+def _own_pixels(kv: Mapping[str, Kv]) -> dict[str, tuple[Any, ...]]:
+    """Return the bounds that the file itself states, where the larger one is not the least."""
+    stated = {key: kv[key].value for key in PIXELS if key in kv}
+    whole = all(type(number) is int and number > 0 for number in stated.values())
+    right = whole and list(stated.values()) == sorted(stated.values())
+    return {key: (number,) for key, number in stated.items()} if right else {}
 
 
 def _tensors(
