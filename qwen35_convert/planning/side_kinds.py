@@ -2,23 +2,24 @@
 
 An artifact carries these fields along. One that is of another kind, such as a token id that is
 text, converts and then fails in every engine, or is ignored by some. A field that is absent or null
-is nobody's mistake here, but for an activation that is null; what contradicts the weights is found
-elsewhere. processor_config.json nests the fields of preprocessors.
+is nobody's mistake here, but for a null where transformers' class has a value (`NOT_NULL`); what
+contradicts the weights is found elsewhere. processor_config.json nests the fields of preprocessors.
 
-Sources: transformers' `Qwen3_5TextConfig` (a strict dataclass: `hidden_act` is text) and
-`Qwen2VLImageProcessor` (divides by image_std; `size` has edges, which older files call pixels);
-tokenizers' `AddedToken` (flags are no null); vLLM's `SamplingParams`, whose ranges each request of
-a model must keep.
+Sources: transformers' `Qwen3_5TextConfig` and its kin (strict dataclasses, tried at 5.24 with a
+null in each field; its rope looks up a type that is null) and `Qwen2VLImageProcessor` (divides by
+image_std; `size` has edges, which older files call pixels); tokenizers' `AddedToken` (flags are no
+null); vLLM's `SamplingParams`, whose ranges each request of a model must keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.family.config import Config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MEND = "correct it in the source, or take the file from the original repository"
@@ -83,6 +84,8 @@ EDGES = Kind(
 )
 FLAG = Kind("true or false", lambda v: v in (True, False))
 DTYPE = Kind("a type of torch, such as bfloat16", _dtype)
+TEXT = Kind("text", lambda v: isinstance(v, str) and bool(v))
+WHOLES = Kind("a list of whole numbers", lambda v: _all(v, lambda one: _whole(one, 0)))
 TEXTS = Kind(
     "text, or a list of texts",
     lambda v: isinstance(v, str) or _all(v, lambda one: isinstance(one, str)),
@@ -101,6 +104,14 @@ OF_TEXT: Fields = {
     "attention_dropout": NUMBER,
     "initializer_range": NUMBER,
     "use_cache": FLAG,
+    "mamba_ssm_dtype": DTYPE,
+    "full_attention_interval": SIZE,
+}
+OF_ROPE: Fields = {"mrope_interleaved": FLAG}
+OF_VISION: Fields = {
+    "hidden_act": TEXT,
+    "deepstack_visual_indexes": WHOLES,
+    "initializer_range": NUMBER,
 }
 OF_WHOLE: Fields = dict.fromkeys(
     ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), PLACE
@@ -116,7 +127,23 @@ OF_IMAGES: Fields = {
     "min_pixels": SIZE,
     "max_pixels": SIZE,
 }
-NOT_NULL = ("hidden_act",)
+# What is no null, by the part of a config.
+ROPE = "rope_parameters"
+NOT_NULL: Mapping[str, tuple[str, ...]] = {
+    "text": (
+        *("hidden_act", "attn_output_gate", "norm_topk_prob", "attention_bias", "head_dim"),
+        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
+        *("linear_num_key_heads", "linear_num_value_heads", "rms_norm_eps", "use_cache"),
+        *("max_position_embeddings", "initializer_range", "attention_dropout"),
+        *("output_router_logits", "router_aux_loss_coef"),
+    ),
+    "rope": ("rope_type",),
+    "vision": (
+        *("hidden_act", "in_channels", "patch_size", "spatial_merge_size", "temporal_patch_size"),
+        "initializer_range",
+    ),
+    "whole": tuple(OF_WHOLE),
+}
 OF_FILES: Mapping[str, Fields] = {
     GENERATION: TOKENS
     | {
@@ -149,16 +176,27 @@ def check_kinds(name: str, value: Any) -> None:
 
 def check_config(source: Checkpoint) -> None:
     """Raise FormatError for a field of config.json that is of another kind."""
-    config = source.config
+    for part, where, fields, filled in _parts(source.config):
+        for field in filled:
+            if part.get(field, "absent") is None:
+                got = f"{where}{field} is null"
+                raise FormatError(CONFIG, got, "its value, or no such field", MEND)
+        _check(CONFIG, part, where, fields)
+
+
+Part = tuple[Mapping[str, Any], str, Fields, tuple[str, ...]]
+"""An object, what precedes its fields, their kinds, those that are no null."""
+
+
+def _parts(config: Config) -> Iterator[Part]:
     prefix = "text_config." if config.nested else ""
-    for field in NOT_NULL:
-        if config.text.get(field, "absent") is None:
-            raise FormatError(
-                CONFIG, f"{prefix}{field} is null", "its value, or no such field", MEND
-            )
-    parts = ((config.text, prefix, OF_TEXT), (config.raw, "", OF_WHOLE))
-    for part, where, fields in parts:
-        _check(CONFIG, part, where, OF_ANY_PART | fields)
+    yield config.text, prefix, OF_ANY_PART | OF_TEXT, NOT_NULL["text"]
+    rope = config.text.get(ROPE)
+    if isinstance(rope, dict):
+        yield rope, f"{prefix}{ROPE}.", OF_ROPE, NOT_NULL["rope"]
+    if config.vision is not None:
+        yield config.vision, "vision_config.", OF_VISION, NOT_NULL["vision"]
+    yield config.raw, "", OF_ANY_PART | OF_WHOLE, NOT_NULL["whole"] if config.nested else ()
 
 
 def _check(name: str, value: Mapping[str, Any], prefix: str, fields: Fields) -> None:

@@ -127,6 +127,8 @@ CONFIG: dict[str, tuple[str, Change]] = {
     "in-four-bits": (f"{SCHEME} num_bits", lambda block: block[SCHEME].update(num_bits=4)),
     "of-integers": (f"{SCHEME} type", lambda block: block[SCHEME].update(type="int")),
     "dynamic": (f"{SCHEME} dynamic", lambda block: block[SCHEME].update(dynamic=True)),
+    "symmetric-null": (f"{SCHEME} symmetric", lambda block: block[SCHEME].update(symmetric=None)),
+    "dynamic-null": (f"{SCHEME} dynamic", lambda block: block[SCHEME].update(dynamic=None)),
     "by-channel": (f"{SCHEME} strategy", lambda block: block[SCHEME].update(strategy="channel")),
     "asymmetric": (f"{SCHEME} symmetric", lambda block: block[SCHEME].update(symmetric=False)),
     "a-name-alone": (SCHEME, put(SCHEME, "fp8")),

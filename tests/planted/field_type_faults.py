@@ -30,6 +30,7 @@ TEXT: dict[str, tuple[str, Change]] = {
     "initializer-range-null": ("initializer_range", put("initializer_range", None)),
     "use-cache-null": ("use_cache", put("use_cache", None)),
     "use-cache-as-text": ("use_cache", put("use_cache", "false")),
+    "tie-flag-null": ("tie_word_embeddings", put("tie_word_embeddings", None)),
     "labels-as-a-list": ("id2label", put("id2label", ["a"])),
 }
 NESTED: dict[str, tuple[str, Change]] = {

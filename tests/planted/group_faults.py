@@ -128,5 +128,6 @@ MORE: dict[str, tuple[str, Change]] = {
         "config_groups",
         lambda block: block["config_groups"].update(FP8_DYNAMIC=["Linear"]),
     ),
+    "compression-as-text": ("global_compression_ratio", put("global_compression_ratio", "x")),
     "a-group-s-unknown-field": ("rotation", groups("", "rotation", "hadamard")),
 }

@@ -23,11 +23,14 @@ from quant.registry import SCHEMES
 from quant.scheme import COMPRESSED
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
+from qwen35_convert.containers.safetensors.config_rules import places
 from qwen35_convert.containers.safetensors.engine_fields import field_failures
 from qwen35_convert.containers.safetensors.ignored_modules import list_failures
 from qwen35_convert.containers.safetensors.namespace import namespace_failures
 from qwen35_convert.containers.safetensors.packed_fields import packed_failures
 from qwen35_convert.failure import Failure
+
+TIE = "tie_word_embeddings"
 
 
 def structure_failures(artifact: Checkpoint) -> list[Failure]:
@@ -145,6 +148,11 @@ def _config_fields(artifact: Checkpoint) -> Iterator[Failure]:
                 f"{flag} is {str(value).lower()}, "
                 f"but lm_head is {'absent' if layout.tied else 'stored'}",
             )
+    for prefix, part in places(config):
+        if part.get(TIE, "absent") is None:
+            right = f"expected {str(layout.tied).lower()} or no such field"
+            problem = f"is null, {right}: transformers takes no null"
+            yield Failure("config.json", f"{prefix}{TIE} {problem}")
     expected = CLASSES[config.moe, layout.kind == "hub", layout.headless]
     names, kind = config.raw.get("architectures") or [None], config.raw.get("model_type")
     if (names, kind) != ([expected[0]], expected[1]) and layout.kind in ("hub", "text"):

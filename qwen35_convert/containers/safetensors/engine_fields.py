@@ -36,6 +36,7 @@ from qwen35_convert.containers.safetensors.quantization_table import (
     LISTS,
     MODELOPT_CACHE_FIELDS,
     NEEDED,
+    RECORD_TYPES,
     RECORDS,
     Row,
     odd_rows,
@@ -111,6 +112,9 @@ def _problems(artifact: Checkpoint, block: Mapping[str, Any], method: str | None
         return
     skipped = RECORDS | JUDGED[method] | frozenset(LISTS[method])
     yield from odd_rows(block, FIELDS[method], skipped)
+    for field, (types, expected) in RECORD_TYPES.items():
+        if type(block.get(field)) not in types:
+            yield f"{field} is {block[field]!r:.80}, expected {expected}"
     for field in NEEDED.get(method, ()):
         if block.get(field) is None:
             yield f"{field} is absent, {FIELDS[method][field][1]}"

@@ -21,6 +21,10 @@ Row = tuple[tuple[Any, ...], str]
 RECORDS = frozenset(
     {"version", "producer", "provider", "quant_library", "global_compression_ratio"}
 )
+# Of these, what compressed-tensors takes, which refuses the block for any other.
+RECORD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "global_compression_ratio": ((int, float, type(None)), "a number, or null"),
+}
 # Where the engines of a method look for the list of modules that are not quantised.
 LISTS: dict[str, tuple[str, ...]] = {
     "fp8": ("modules_to_not_convert", "ignored_layers"),
@@ -85,14 +89,14 @@ GROUP_FIELDS: dict[str, Row] = {
 }
 # Of weights or inputs: how their scales were looked for; nothing is asymmetric.
 ARGS_RECORDS = frozenset({"observer", "observer_kwargs", "zp_dtype"})
-# Of a cache. SGLang ignores scales of heads.
+# Of a cache. SGLang ignores scales of heads; compressed-tensors takes no null for a flag.
 _STATIC = "but engines take one static scale for all keys of a layer"
 CACHE_FIELDS: dict[str, Row] = {
     "num_bits": ((8,), "but engines cache keys and values in FP8, expected 8"),
     "type": (("float",), "but engines cache keys and values in FP8, expected 'float'"),
     "strategy": ((None, "tensor", "attn_head"), f"{_STATIC}, expected 'tensor'"),
-    "symmetric": ((None, True), "but engines cache without zero points, expected true"),
-    "dynamic": ((None, False), f"{_STATIC}, expected false"),
+    "symmetric": ((True,), "but engines cache without zero points, expected true"),
+    "dynamic": ((False,), f"{_STATIC}, expected false"),
     "scale_dtype": ((None, "torch.bfloat16", "torch.float16", "torch.float32"), _STATIC),
 }
 # Of ModelOpt, whose cache may be NVFP4.

@@ -52,8 +52,7 @@ def _interval(config: Config) -> Iterator[Failure]:
     types, stated = config.layer_types, config.text.get(INTERVAL)
     meant = (i for i in range(1, len(types) + 1) if interval_types(i, len(types)) == types)
     expected = next(meant, None)
-    if expected is None or stated is None:
-        return
-    known = type(stated) is int and stated > 0
-    if not known or interval_types(stated, len(types)) != types:
+    if expected is None or type(stated) is not int or stated < 1:
+        return  # of another kind, which is said elsewhere
+    if interval_types(stated, len(types)) != types:
         yield Failure(CONFIG, f"{INTERVAL} is {stated!r:.80}, expected {expected}: see layer_types")

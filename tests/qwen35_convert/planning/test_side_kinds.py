@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.variants import NANO, nano
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 SETTINGS = "tokenizer_config.json"
+TEXT = ("text_config",)
 TOKEN = {"content": "<|im_end|>", "lstrip": False, "special": True}
 SPOILT: tuple[tuple[str, str, Any], ...] = (
     (GENERATION, "eos_token_id", "1984"),
@@ -89,6 +93,28 @@ CONFIG: tuple[tuple[str, str, Any], ...] = (
     ("text", "use_cache", "no"),
     ("text", "initializer_range", "x"),
     ("root", "image_token_id", -1),
+    ("text", "mamba_ssm_dtype", "x"),
+    ("text", "mamba_ssm_dtype", 1),
+    ("text", "full_attention_interval", 0),
+    ("text", "full_attention_interval", "4"),
+)
+# By the part that holds the field: what is no null, and what is of another kind.
+IN_PARTS: tuple[tuple[tuple[str, ...], str, Any], ...] = (
+    ((), "image_token_id", None),
+    ((), "vision_end_token_id", None),
+    (TEXT, "hidden_act", None),
+    (TEXT, "rms_norm_eps", None),
+    (TEXT, "linear_conv_kernel_dim", None),
+    (TEXT, "max_position_embeddings", None),
+    (TEXT, "attn_output_gate", None),
+    (TEXT, "initializer_range", None),
+    ((*TEXT, "rope_parameters"), "rope_type", None),
+    ((*TEXT, "rope_parameters"), "mrope_interleaved", "yes"),
+    (("vision_config",), "in_channels", None),
+    (("vision_config",), "hidden_act", None),
+    (("vision_config",), "hidden_act", 5),
+    (("vision_config",), "deepstack_visual_indexes", "all"),
+    (("vision_config",), "temporal_patch_size", None),
 )
 CONFIG_FINE: tuple[tuple[str, str, Any], ...] = (
     ("text", "eos_token_id", [1984, 1986]),
@@ -96,6 +122,8 @@ CONFIG_FINE: tuple[tuple[str, str, Any], ...] = (
     ("root", "dtype", {"text_config": "bfloat16", "vision_config": "float32"}),
     ("text", "attention_dropout", 0),
     ("text", "use_cache", 1),
+    ("text", "full_attention_interval", None),
+    ("text", "mamba_ssm_dtype", "bfloat16"),
 )
 
 
@@ -132,12 +160,16 @@ def test_what_a_config_may_say_is_not(tmp_path, part, field, value):
     check_config(open_checkpoint(nano(tmp_path / "in", **{part: {field: value}})))
 
 
-def test_an_activation_that_is_null_is_refused_and_an_absent_one_is_not(tmp_path):
+@pytest.mark.parametrize(("part", "field", "value"), IN_PARTS)
+def test_a_field_of_a_part_is_refused_and_an_absent_one_is_not(tmp_path, part, field, value):
     config = json.loads((NANO / "config.json").read_bytes())
-    config["text_config"]["hidden_act"] = None
-    with pytest.raises(FormatError, match=r"^config\.json text_config\.hidden_act is null"):
+    inner = reduce(getitem, part, config)
+    inner[field] = value
+    where = re.escape(".".join((*part, field)))
+    with pytest.raises(FormatError, match=rf"^config\.json {where} is "):
         check_config(open_checkpoint(nano(tmp_path / "null", files={"config.json": config})))
-    check_config(open_checkpoint(nano(tmp_path / "absent", text={"hidden_act": None})))
+    del inner[field]
+    check_config(open_checkpoint(nano(tmp_path / "absent", files={"config.json": config})))
 
 
 def _first(vocab: dict[str, Any], number: Any) -> None:

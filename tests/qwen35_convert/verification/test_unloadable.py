@@ -76,7 +76,7 @@ def changed(folder, out, **fields):
         ),
         (
             {"full_attention_interval": "4"},
-            "full_attention_interval is '4', expected 4: see layer_types",
+            "text_config.full_attention_interval is '4', expected a whole number from 1",
         ),
     ],
 )
