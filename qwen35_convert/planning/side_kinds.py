@@ -21,7 +21,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
 MEND = "correct it in the source, or take the file from the original repository"
 TYPES = frozenset(
     {"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "float8_e4m3fn"}
@@ -83,6 +83,9 @@ EDGES = Kind(
     lambda v: isinstance(v, dict) and all(one is None or _above_0(one) for one in v.values()),
 )
 FLAG = Kind("true or false", lambda v: v in (True, False))
+BOOL = Kind("true or false", lambda v: type(v) is bool)
+NAMED = Kind("text, or an object with its content", lambda v: isinstance(v, str) or _token(v))
+ONE = Kind("the id of a token", _whole)
 DTYPE = Kind("a type of torch, such as bfloat16", _dtype)
 TEXT = Kind("text", lambda v: isinstance(v, str) and bool(v))
 WHOLES = Kind("a list of whole numbers", lambda v: _all(v, lambda one: _whole(one, 0)))
@@ -117,6 +120,8 @@ OF_WHOLE: Fields = dict.fromkeys(
     ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"), PLACE
 )
 OF_IMAGES: Fields = {
+    "image_processor_type": TEXT,
+    "video_processor_type": TEXT,
     "patch_size": SIZE,
     "temporal_patch_size": SIZE,
     "merge_size": SIZE,
@@ -144,9 +149,13 @@ NOT_NULL: Mapping[str, tuple[str, ...]] = {
     ),
     "whole": tuple(OF_WHOLE),
 }
+SPECIAL: Fields = {
+    f"{kind}_token": NAMED for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+}
 OF_FILES: Mapping[str, Fields] = {
     GENERATION: TOKENS
     | {
+        "pad_token_id": ONE,
         "do_sample": FLAG,
         "temperature": FROM_0,
         "top_k": MOST,
@@ -160,8 +169,22 @@ OF_FILES: Mapping[str, Fields] = {
     "preprocessor_config.json": OF_IMAGES,
     "video_preprocessor_config.json": OF_IMAGES,
     "processor_config.json": {"image_processor": OBJECT, "video_processor": OBJECT},
-    "tokenizer_config.json": {"added_tokens_decoder": ADDED},
+    SETTINGS: SPECIAL
+    | {
+        "added_tokens_decoder": ADDED,
+        "add_bos_token": BOOL,
+        "add_eos_token": BOOL,
+        "add_prefix_space": BOOL,
+        "clean_up_tokenization_spaces": BOOL,
+        "errors": TEXT,
+        "model_max_length": ABOVE_0,
+        "split_special_tokens": BOOL,
+        "tokenizer_class": TEXT,
+    },
+    "special_tokens_map.json": SPECIAL,
 }
+# What of a side file is no null: transformers looks into it.
+FILLED: Mapping[str, tuple[str, ...]] = {SETTINGS: ("added_tokens_decoder", "split_special_tokens")}
 # What is nested in a file: the fields of each part.
 NESTED: Mapping[str, Fields] = {"image_processor": OF_IMAGES, "video_processor": OF_IMAGES}
 
@@ -169,6 +192,7 @@ NESTED: Mapping[str, Fields] = {"image_processor": OF_IMAGES, "video_processor":
 def check_kinds(name: str, value: Any) -> None:
     """Raise FormatError for a field of a side file that is of another kind; value: its object."""
     fields = OF_FILES.get(name, {})
+    _check_filled(name, value, "", FILLED.get(name, ()))
     _check(name, value, "", fields)
     for part in fields.keys() & NESTED.keys():
         _check(name, value.get(part) or {}, f"{part}.", NESTED[part])
@@ -177,10 +201,7 @@ def check_kinds(name: str, value: Any) -> None:
 def check_config(source: Checkpoint) -> None:
     """Raise FormatError for a field of config.json that is of another kind."""
     for part, where, fields, filled in _parts(source.config):
-        for field in filled:
-            if part.get(field, "absent") is None:
-                got = f"{where}{field} is null"
-                raise FormatError(CONFIG, got, "its value, or no such field", MEND)
+        _check_filled(CONFIG, part, where, filled)
         _check(CONFIG, part, where, fields)
 
 
@@ -197,6 +218,15 @@ def _parts(config: Config) -> Iterator[Part]:
     if config.vision is not None:
         yield config.vision, "vision_config.", OF_VISION, NOT_NULL["vision"]
     yield config.raw, "", OF_ANY_PART | OF_WHOLE, NOT_NULL["whole"] if config.nested else ()
+
+
+def _check_filled(
+    name: str, value: Mapping[str, Any], prefix: str, filled: tuple[str, ...]
+) -> None:
+    for field in filled:
+        if value.get(field, "absent") is None:
+            got = f"{prefix}{field} is null"
+            raise FormatError(name, got, "its value, or no such field", MEND)
 
 
 def _check(name: str, value: Mapping[str, Any], prefix: str, fields: Fields) -> None:

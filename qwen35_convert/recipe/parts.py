@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from formats.chat_template import has_places
 from formats.nearest import one_of
@@ -18,6 +18,16 @@ from qwen35_convert.sizes import parse_size
 
 MAX_GLOB = 500
 LONGEST = 1 << 20
+
+
+def _nameable(name: str) -> str:
+    """Return a file's name. ValueError for one that no system takes."""
+    if "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file: it holds a NUL")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_nameable)]
 Count = Annotated[int, Field(ge=1, le=LONGEST)]
 """Of tokens or sequences that `bench` times."""
 
@@ -57,7 +67,7 @@ class Rule(Section):
 class Calibrate(Section):
     """What calibration reads: the first `tokens` of a text file; `default` is the bundled text."""
 
-    text: str = "default"
+    text: FileName = "default"
     tokens: int = Field(default=32768, gt=1)
 
     @property
@@ -87,7 +97,7 @@ class Quantize(Section):
     calibrate: Calibrate | None = None
     rules: tuple[Rule, ...] = ()
     mix: Literal["ours", "llama.cpp"] = "ours"
-    imatrix: str | None = None
+    imatrix: FileName | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -207,7 +217,7 @@ class Verify(Section):
     """
 
     level: Literal["structure", "tensors", "logits"] = "tensors"
-    text: str = "default"
+    text: FileName = "default"
     max_kl: float | None = Field(default=None, ge=0)
     min_top1: float | None = Field(default=None, ge=0, le=1)
 

@@ -55,6 +55,8 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
         raise RecipeError(f"text {text}", f"cannot be read: {error.strerror}", fix=fix) from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"text {text}", f"is not UTF-8: {error.reason}") from None
+    except ValueError as error:  # a name with a NUL
+        raise RecipeError(f"text {text!r}", f"cannot be read: {error}") from None
     ids = open_tokenizer(checkpoint).encode(content, add_special_tokens=False).ids
     if len(ids) < 2:
         raise RecipeError(f"text {text}", f"has {len(ids)} tokens", "at least 2")

@@ -179,6 +179,8 @@ def test_an_unknown_key_is_refused_with_the_nearest(tmp_path, text, message):
         ("quantize: {method: gptq, calibrate: {text: 5}}", "calibrate.text: "),
         ("quantize: {calibrate: {tokens: 512}}", "quantize: calibrate is for method sweep or gptq"),
         ("quantize: {calibrate: {}}", "quantize: calibrate is for method sweep or gptq"),
+        ('quantize: {imatrix: "a\\0b"}', "quantize.imatrix: .*holds a NUL"),
+        ('verify: {level: logits, text: "a\\0b"}', "verify.text: .*holds a NUL"),
         ("quantize: {kv_cache: int8}", "quantize.kv_cache: Input should be 'none' or 'fp8'"),
         (
             "export: {format: gguf}\nquantize: {scheme: Q4_K_M, kv_cache: fp8}",
