@@ -29,6 +29,8 @@ RECORDS = frozenset(
     # of a byte-level BPE, which is merged by rank, no scores are read
     | {"tokenizer.ggml.scores"}
 )
+# Of these, what llama.cpp reads to show it, and refuses a file for that has another kind.
+RECORD_KINDS = {"general.name": "string"}
 RECORD_FAMILIES = re.compile(r"general\.(base_model|dataset|source)\..+")
 # Namespaces that engines read, beside those of architectures; a tool's own is that tool's record.
 READ = frozenset({"general", "tokenizer", "clip", "adapter", "diffusion", "xielu"})

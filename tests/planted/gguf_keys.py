@@ -82,6 +82,8 @@ CHANGED: dict[str, tuple[str, Change]] = {
     "type-of-an-adapter": ("general.type", to("adapter")),
 }
 RECAST: dict[str, tuple[str, str, Change]] = {
+    "kind-of-the-name": ("general.name", "uint32", to(7)),
+    "kind-of-the-tokens": ("tokenizer.ggml.tokens", "uint32", to(7)),
     "kind-of-a-key": (".rope.freq_base", "string", to("10000000")),
     "kind-of-a-count": (".block_count", "uint64", lambda n: n),
     "kind-of-heads": (".attention.head_count", "int32", lambda n: n),

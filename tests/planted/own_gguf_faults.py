@@ -16,6 +16,8 @@ SHOWN = (
     "kind-of-a-token",
     "kind-of-types",
     "kind-of-the-file-type",
+    "kind-of-the-name",
+    "kind-of-the-tokens",
 )
 
 

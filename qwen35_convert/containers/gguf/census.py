@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import first_file
+from formats.gguf.keys import shown
 from formats.gguf.names import ALIASES
 from formats.gguf.rope import SECTION_KEYS, SECTIONS
 from qwen35_convert.failure import Failure
@@ -72,7 +73,9 @@ def _vocabulary(artifact: Checkpoint) -> Iterator[Failure]:
     for key in REQUIRED:
         if key not in first.kv:
             yield Failure(key, "is missing: llama.cpp has no tokenizer without it")
-    rows = artifact.config.sizes["V"]
-    if TOKENS in first.kv and len(first.kv[TOKENS].value) != rows:
-        count = len(first.kv[TOKENS].value)
-        yield Failure(TOKENS, f"has {count} tokens, but the embedding has {rows} rows")
+    rows, pair = artifact.config.sizes["V"], first.kv.get(TOKENS)
+    tokens = pair.value if pair else None
+    if pair and not isinstance(tokens, list):
+        yield Failure(TOKENS, f"is {shown(tokens)} ({pair.kind}), expected an array of strings")
+    elif tokens is not None and len(tokens) != rows:
+        yield Failure(TOKENS, f"has {len(tokens)} tokens, but the embedding has {rows} rows")

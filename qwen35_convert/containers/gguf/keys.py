@@ -12,7 +12,15 @@ from typing import Any
 
 from formats.gguf.header import Kv
 from formats.gguf.keys import shown
-from formats.gguf.obeyed import BY_BLOCK, KINDS, MAY_LACK, SAMPLING, is_record, of_arch
+from formats.gguf.obeyed import (
+    BY_BLOCK,
+    KINDS,
+    MAY_LACK,
+    RECORD_KINDS,
+    SAMPLING,
+    is_record,
+    of_arch,
+)
 from qwen35_convert.difference import ABSENT, differences, first, near
 
 MOST_OF_A_KEY = 3
@@ -39,6 +47,7 @@ def key_differences(
     """Yield a sentence for each key that says something else than it should."""
     kinds = of_arch(KINDS, reading.arch)
     settled = _settle(got, reading.arch)
+    yield from _records_of_kinds(got)
     for key in dict.fromkeys((*expected, *settled)):
         if is_record(key, reading.arch) or (key not in settled and MAY_LACK.fullmatch(key)):
             continue
@@ -47,6 +56,11 @@ def key_differences(
             yield from first(differences(_value(pair), _value(wanted), key, near), MOST_OF_A_KEY)
         elif pair is not None and not key.startswith(SAMPLING):
             yield from _of_kinds(got[key], wanted, kinds.get(key, ()))
+
+
+def _records_of_kinds(got: Mapping[str, Kv]) -> Iterator[str]:
+    pairs = ((got[key], kind) for key, kind in RECORD_KINDS.items() if key in got)
+    yield from filter(None, (kind_problem(*pair) for pair in pairs))
 
 
 def _settle(got: Mapping[str, Kv], arch: str) -> dict[str, Kv]:

@@ -55,8 +55,10 @@ def made(folder, nano, *, moe=False, clean=False, **changes):
 
 
 def written(folder, config, weights, nano):
-    """Write weights with the bundled model's side files."""
-    write_checkpoint(folder, config, weights)
+    """Write weights with the bundled model's side files, and its tokens' ids."""
+    own = json.loads((nano / "config.json").read_text())
+    ids = {field: own[field] for field in config if field in own and field.endswith("_token_id")}
+    write_checkpoint(folder, config | ids, weights)
     for name in SIDES:
         shutil.copy(nano / name, folder / name)
     return folder
