@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+STREAMS = ("stdin", "stdout", "stderr")
+
 
 class _Pipe(io.FileIO):
     """A file that drops what is written once nobody reads it, or it cannot be written.
@@ -51,8 +53,20 @@ def lost() -> OSError | None:
 
 def outlive_readers() -> None:
     """Put streams of this kind in the place of standard output and error."""
+    _reopen_closed()
     sys.stdout = _lasting(sys.stdout)
     sys.stderr = _lasting(sys.stderr)
+
+
+def _reopen_closed() -> None:
+    """Open on nothing what was closed before the start (`2>&-`): no file is to get its number."""
+    for number, name in enumerate(STREAMS):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _lasting(stream: TextIO) -> TextIO:

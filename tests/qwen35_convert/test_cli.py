@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -343,6 +344,22 @@ def test_a_reader_that_leaves_does_not_pass_what_failed(tmp_path, nano):
     assert called("convert", source, "-o", tmp_path / "out", "--no-verify").returncode == 0
     arguments = ["verify", tmp_path / "out", "--against", nano, "--level", "structure", "-q"]
     assert unread(*arguments) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_changes_no_exit_code(nano_path, tmp_path, closed):
+    """A service may start a command so; no file of an artifact gets the number of a stream."""
+    command = f"{shlex.quote(sys.executable)} -m qwen35_convert"
+    recipe = "--recipe bf16-split"
+    words = f"convert {shlex.quote(str(nano_path))} -o {shlex.quote(str(tmp_path / 'out'))}"
+    assert _in_a_shell(f"{command} {words} {recipe} {closed}") == 0
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert _in_a_shell(f"{command} inspect {shlex.quote(str(tmp_path / 'none'))} {closed}") == 3
+
+
+def _in_a_shell(line: str) -> int:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(["sh", "-c", line], env=environment, check=False).returncode
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
