@@ -10,12 +10,13 @@ from typing import Any
 
 from quant.registry import SCHEMES
 from quant.scheme import Choices
-from qwen35_convert.options import LEVELS
 from qwen35_convert.recipe.parts import FORMATS, Verify
 from qwen35_convert.recipe.recipe import Recipe
 
 # What only some schemes leave open: its values.
 CHOICES: dict[str, tuple[Any, ...]] = {"group": (32, 64, 128), "symmetric": (False, True)}
+# The level that reads a text.
+LOGITS = "logits"
 
 
 def unused_notes(recipe: Recipe) -> Iterator[str]:
@@ -35,7 +36,7 @@ def unused_notes(recipe: Recipe) -> Iterator[str]:
 
 def _unread_text(gate: Verify) -> Iterator[str]:
     """Yield that no level and no threshold of a recipe reads the text of its proof."""
-    measured = gate.level == LEVELS[-1] or {gate.max_kl, gate.min_top1} != {None}
+    measured = gate.level == LOGITS or {gate.max_kl, gate.min_top1} != {None}
     if gate.text != Verify().text and not measured:
         why = f"verify.level is {gate.level} and no threshold is stated"
         yield f"verify.text is {gate.text} and changes nothing: {why}"
