@@ -39,8 +39,8 @@ def marked(case: Case) -> pytest.mark.ParameterSet:
     return pytest.param(case, id=case.id, marks=[group(case.base.id), *rare])
 
 
-def marked_right(right: Right) -> pytest.mark.ParameterSet:
-    often = FIRST_OF_A_KIND[right.kind] == right.id or right.kind == "ours"
+def marked_right(right: Right, *, ours: bool = True) -> pytest.mark.ParameterSet:
+    often = FIRST_OF_A_KIND[right.kind] == right.id or (ours and right.kind == "ours")
     base = right.name.split(" ")[0]
     rare = [] if often and base not in SLOW else [pytest.mark.all]
     return pytest.param(right, id=right.id, marks=[group(base), *rare])
@@ -78,7 +78,7 @@ def test_a_right_artifact_passes(right, workshop):
 
 
 @pytest.mark.parametrize(
-    "right", [marked_right(right) for right in RIGHT if "slice" not in right.id]
+    "right", [marked_right(right, ours=False) for right in RIGHT if "slice" not in right.id]
 )
 def test_a_right_artifact_passes_alone(right, workshop):
     """Without its receipt and without a source; a slice of a model is none by itself."""
