@@ -57,6 +57,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
     return ShortMemory(config, log)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let workers of xdist tell less, where nobody asks for times or names of tests."""
+    option = session.config.option
+    asked = option.durations or option.verbose > 0 or option.xmlpath
+    if hasattr(session.config, "workerinput") and not asked:
+        from tests.scheduling import tell_less
+
+        tell_less(session.config)
+
+
 def pytest_collection_finish() -> None:
     """Let Python's collector pass over the tests and all that they imported."""
     gc.freeze()
