@@ -194,7 +194,13 @@ def _terms(expression: str) -> tuple[tuple[int | str, ...], ...]:
 
 def shape_of(rule: TensorRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the rule's shape for these sizes."""
-    return tuple(dimension(axis, sizes) for axis in rule.shape.split(","))
+    return _shape(rule.shape, tuple(sizes.items()))
+
+
+@lru_cache(maxsize=1 << 10)  # all layers of a kind have the same
+def _shape(axes: str, sizes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    known = dict(sizes)
+    return tuple(dimension(axis, known) for axis in axes.split(","))
 
 
 @lru_cache(maxsize=1 << 16)  # each name of a checkpoint is asked for several times

@@ -13,6 +13,7 @@ A model whose tokenizer is a pointer, half a download or a web page converts, an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import PurePosixPath
 
 from formats.chat_template import has_places, read_templates
@@ -35,6 +36,7 @@ PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 UTF8 = (".jinja", ".txt")
 ORIGINAL = "take the template from the original repository, or mend it there"
 AGAIN = "fetch it again: qwen35 download OWNER/NAME -o DIR"
+_right: set[tuple[str, bytes]] = set()  # names and hashes of files that were read and are right
 
 
 def check_sides(source: Checkpoint) -> None:
@@ -111,7 +113,17 @@ def image_notes(source: Checkpoint) -> Iterator[str]:
 
 
 def check_side(name: str, content: bytes) -> None:
-    """Raise FormatError for a side file that is not what its name says."""
+    """Raise FormatError for a side file that is not what its name says.
+
+    A content is read once: a source and what is made of it have the same tokenizer of 20 MB.
+    """
+    known = name, sha256(content).digest()
+    if known not in _right:
+        _check_content(name, content)
+        _right.add(known)
+
+
+def _check_content(name: str, content: bytes) -> None:
     suffix, kind = PurePosixPath(name).suffix, content_of(content)
     if kind is not None and (kind is POINTER or name not in DOCUMENTS):
         raise FormatError(name, kind.what, fix=kind.fix)
