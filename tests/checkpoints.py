@@ -8,6 +8,7 @@ multiples of 128, so FP8 applies; `ragged` ones are not.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +145,18 @@ def make_weights(
     config: dict[str, Any], form: Form | None = None, *, namespace: str = HUB, seed: int = 35
 ) -> Weights:
     """Return every tensor of a checkpoint of this config, under its stored name."""
-    resolved = read_config(config)
+    values = _drawn(json.dumps(config), form, seed)
+    return {place(hub, namespace): value.clone() for hub, value in values.items()}
+
+
+@lru_cache(maxsize=32)
+def _drawn(config: str, form: Form | None, seed: int) -> Weights:
+    """Return values by the hub's names; most tests have one of a few configs."""
+    resolved = read_config(json.loads(config))
     form = form or Form(vision=resolved.vision is not None)
     generator = torch.Generator().manual_seed(seed)
     slots = family(resolved.sizes, resolved.layer_types, form)
-    return {place(s.hub, namespace): random_value(s, generator) for s in slots}
+    return {slot.hub: random_value(slot, generator) for slot in slots}
 
 
 def split_experts(weights: Weights) -> Weights:

@@ -68,8 +68,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let Python's collector pass over the tests and all that they imported."""
+    """Let Python's collector pass over the tests and all that they imported, and run rarely."""
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def _shared(item: pytest.Item) -> str:
