@@ -21,19 +21,24 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint]'
 	touch $@
 
+# all loops, by two processes: tests that need one at the same time would wait for each other
+.venv/loops: .venv/tools $(shell find quant -name '*.py')
+	$(BIN)/python -m qwen35_convert.run.first_use
+	touch $@
+
 demo: .venv/ready
 	mkdir -p demo
 	$(BIN)/qwen35 convert tests/data/nano-dense -o demo/nano-fp8 --recipe fp8-block --overwrite
 	$(BIN)/qwen35 verify demo/nano-fp8 --against tests/data/nano-dense --level logits
 	$(BIN)/qwen35 run demo/nano-fp8 --prompt "In the beginning" --max-tokens 48
 
-test: .venv/tools
+test: .venv/loops
 	$(PYTEST) -m 'not gpu and not hub and not big and not browser and not all'
 
-test-slow: .venv/tools
+test-slow: .venv/loops
 	$(PYTEST) -m 'all and not gpu and not hub and not big and not browser'
 
-test-all: .venv/tools
+test-all: .venv/loops
 	$(PYTEST) -m 'not gpu and not hub and not big and not browser'
 
 test-browser: .venv/tools

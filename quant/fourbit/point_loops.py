@@ -107,7 +107,8 @@ def settle_points(
                 continue
             own, minus = points[r, g * parts : (g + eights) * parts], signs[r, g : g + eights]
             _load(grid, own, minus, _step(d, level[r, a]), old)
-            near[:], change[:] = pull[r, start : start + block], f32(0)
+            change[:] = f32(0)
+            _copy(pull[r, start : start + block], near)
             level[r, a] = _best_level(
                 near, hessian, at, metric, g, old, d, level[r, a], shifts, grid, even, room,
                 own, minus, change,
@@ -129,16 +130,24 @@ def _best_level(
         if other < i32(0) or other > MOST:
             continue
         own, minus = before[0].copy(), before[1].copy()
-        near[:] = slopes
+        _copy(slopes, near)
         cost = _try_level(
             near, hessian, at, metric, g, old, _step(d, other), grid, even, room, own, minus, tried
         )
         if cost < least:
             least, best = cost, other
-            points[:], signs[:] = own, minus
+            _copy(own, points)
+            _copy(minus, signs)
             for i in range(u64(change.shape[0])):
                 change[i] = f32(tried[i] - old[i])
     return best
+
+
+@inline
+def _copy(source, to):
+    """Fill an array with another; an assignment of slices would take two seconds to compile."""
+    for i in range(u64(to.shape[0])):
+        to[i] = source[i]
 
 
 @inline

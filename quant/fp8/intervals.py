@@ -44,8 +44,8 @@ def find(w, codes, block_rows, block_cols, low, high, top, signs):
                     end = min(u64(c + LANES), stop)
                     _narrow(w, codes, r, c, end, lows, highs, tops)
                     wrong += _wrong_signs(w, codes, r, c, end)
-            low[i, k], high[i, k] = as_float(lows.max()), as_float(highs.min())
-            top[i, k], signs[i, k] = as_float(tops.max()), wrong
+            low[i, k], high[i, k], top[i, k] = _together(lows, highs, tops)
+            signs[i, k] = wrong
 
 
 @loop
@@ -122,6 +122,15 @@ def _narrow(w, codes, r, start, stop, lows, highs, tops):
         # 0 / 0 is NaN; without its sign it is above all numbers
         highs[lane] = min(highs[lane], u32(as_bits(most) & u32(0x7FFFFFFF)))
         tops[lane] = max(tops[lane], size)
+
+
+@inline
+def _together(lows, highs, tops):
+    """Return the bounds of all lanes; arrays' own `max` would take a second to compile."""
+    low, high, top = u32(0), INFINITE, u32(0)
+    for i in range(LANES):
+        low, high, top = max(low, lows[i]), min(high, highs[i]), max(top, tops[i])
+    return as_float(low), as_float(high), as_float(top)
 
 
 @inline

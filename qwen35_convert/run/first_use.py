@@ -23,7 +23,7 @@ from formats.errors import Qwen35Error
 from formats.safetensors.file import torch_dtype
 from formats.tensor import block_of
 from quant.ggml_types import ggml_type
-from quant.registry import SCHEMES
+from quant.registry import OTHER_FORMS, SCHEMES
 from quant.scheme import Part, Scheme
 from quant.stored import each_row
 from qwen35_convert.options import default_workers
@@ -157,8 +157,14 @@ def _compile_forked(steps: Sequence[Step]) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Compile what schemes run, as after an installation: the first conversion need not wait."""
-    schemes = [SCHEMES.get(name) or ggml_type(name.upper()) for name in names]
+    """Compile what schemes run, as after an installation: the first conversion need not wait.
+
+    names  of schemes; none: every scheme that can be written
+    """
+    from quant.ggml.codec import WRITABLE
+
+    every = [*SCHEMES.values(), *OTHER_FORMS.values(), *map(ggml_type, WRITABLE)]
+    schemes = [SCHEMES.get(name) or ggml_type(name.upper()) for name in names] or every
     warm_all(schemes, verify=True, say=notice)
 
 
