@@ -119,6 +119,16 @@ def nano_path() -> Path:
     return NANO
 
 
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory) -> str:
+    """A file with the beginning of the bundled text, for proofs of predictions."""
+    from qwen35_convert.text.tokens import DEFAULT_TEXT
+
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(DEFAULT_TEXT.read_text(encoding="utf-8")[:1500], encoding="utf-8")
+    return str(path)
+
+
 @pytest.fixture
 def layers_read(monkeypatch):
     """The folders whose layers are read."""

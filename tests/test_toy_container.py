@@ -133,8 +133,8 @@ def test_the_files_are_those_of_the_container(artifact):
 
 
 @pytest.mark.parametrize("level", ["structure", "tensors", "logits"])
-def test_verification_passes_at_every_level(artifact, nano_path, level):
-    report = q.verify(artifact, nano_path, level=level)
+def test_verification_passes_at_every_level(artifact, nano_path, level, short_text):
+    report = q.verify(artifact, nano_path, level=level, logits=q.LogitsCheck(short_text))
     assert report.passed, report.failures
 
 

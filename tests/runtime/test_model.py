@@ -351,7 +351,9 @@ def test_the_kernels_together_compute_the_model(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
-@pytest.mark.parametrize("short_row", [0, 1024], ids=["parts", "registers"])
+@pytest.mark.parametrize(
+    "short_row", [pytest.param(0, marks=pytest.mark.all), 1024], ids=["parts", "registers"]
+)
 def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch, thresholds, short_row):
     """Two rows of a prompt, then three tokens of its sequence at once: norms in both ways."""
     few_programs(monkeypatch)

@@ -164,6 +164,7 @@ class LLM:
 """
 
 
+@pytest.mark.all
 def test_vllm_runs_beside_and_a_step_is_what_a_token_adds(nano, tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text(VLLM)  # the engine is no package that a CPU can have
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))

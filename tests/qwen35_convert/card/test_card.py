@@ -82,8 +82,9 @@ def test_the_receipt_lists_the_card_and_a_new_one_is_right(source, tmp_path):
     assert q.verify(out, source).passed
 
 
-def test_measured_predictions_are_told(source, tmp_path):
-    q.convert(source, tmp_path / "out", "fp8-block", overrides=["verify.max_kl=1.0"])
+def test_measured_predictions_are_told(source, tmp_path, short_text):
+    measured = ["verify.max_kl=1.0", f"verify.text={short_text}"]
+    q.convert(source, tmp_path / "out", "fp8-block", overrides=measured)
     body = card_of(tmp_path / "out")[1]
     assert "at level logits: passed" in body
     assert "Mean KL divergence 0." in body

@@ -26,7 +26,7 @@ FOLDER = ("int4", "fp8-block", "keep")
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("The importance of a column is what its inputs are worth. " * 30)
+    path.write_text("The importance of a column is what its inputs are worth. " * 12)
     return path
 
 

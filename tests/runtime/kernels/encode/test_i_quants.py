@@ -54,7 +54,7 @@ def few_attempts(monkeypatch):
     [
         *(pytest.param(name, True, marks=SLOW.get(name, ())) for name in NAMES),
         ("IQ2_S", False),
-        ("IQ3_XXS", False),
+        pytest.param("IQ3_XXS", False, marks=pytest.mark.all),
     ],
 )
 def test_the_kernel_writes_the_bytes_of_the_cpu(

@@ -34,7 +34,8 @@ def chosen(counts, k, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("counts", "hidden", "inner"), [(COUNTS, 384, 128), ((1, 65, 129), 256, 256)]
+    ("counts", "hidden", "inner"),
+    [pytest.param(COUNTS, 384, 128, marks=pytest.mark.all), ((1, 65, 129), 256, 256)],
 )
 def test_a_short_last_block_gives_the_bits_of_a_whole_one(
     counts, hidden, inner, interpreter, monkeypatch
