@@ -93,6 +93,13 @@ def from_half(_context, bits):
 
 
 @inline
+def copy_into(to, source):
+    """Fill a row with another of its length; `to[:] = source` would compile for two seconds."""
+    for i in range(np.uint64(to.shape[0])):
+        to[i] = source[i]
+
+
+@inline
 def to_bfloat16(x):
     """Return the bits of the nearest bfloat16, ties to even."""
     bits = as_bits(x)

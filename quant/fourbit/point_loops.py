@@ -20,7 +20,7 @@ import numpy as np
 
 # A change there would not empty the cache of this file's loops.
 from quant.fourbit.point_search import EIGHT, is_minus, search, tables
-from quant.numba_ops import fma, inline, loop
+from quant.numba_ops import copy_into, fma, inline, loop
 
 u8, u32, u64, i32, f32 = np.uint8, np.uint32, np.uint64, np.int32, np.float32
 
@@ -108,7 +108,7 @@ def settle_points(
             own, minus = points[r, g * parts : (g + eights) * parts], signs[r, g : g + eights]
             _load(grid, own, minus, _step(d, level[r, a]), old)
             change[:] = f32(0)
-            _copy(pull[r, start : start + block], near)
+            copy_into(near, pull[r, start : start + block])
             level[r, a] = _best_level(
                 near, hessian, at, metric, g, old, d, level[r, a], shifts, grid, even, room,
                 own, minus, change,
@@ -130,24 +130,17 @@ def _best_level(
         if other < i32(0) or other > MOST:
             continue
         own, minus = before[0].copy(), before[1].copy()
-        _copy(slopes, near)
+        copy_into(near, slopes)
         cost = _try_level(
             near, hessian, at, metric, g, old, _step(d, other), grid, even, room, own, minus, tried
         )
         if cost < least:
             least, best = cost, other
-            _copy(own, points)
-            _copy(minus, signs)
+            copy_into(points, own)
+            copy_into(signs, minus)
             for i in range(u64(change.shape[0])):
                 change[i] = f32(tried[i] - old[i])
     return best
-
-
-@inline
-def _copy(source, to):
-    """Fill an array with another; an assignment of slices would take two seconds to compile."""
-    for i in range(u64(to.shape[0])):
-        to[i] = source[i]
 
 
 @inline

@@ -19,7 +19,7 @@ import numpy as np
 
 from quant.ggml.legacy import BLOCK, HALF, store_five_bits
 from quant.ggml.stored_scales import store_finite_half
-from quant.numba_ops import as_bits, as_float, inline, loop
+from quant.numba_ops import as_bits, as_float, copy_into, inline, loop
 
 u8, u32, u64 = np.uint8, np.uint32, np.uint64
 i32, f32 = np.int32, np.float32
@@ -127,7 +127,7 @@ def _symmetric(x, v, most, codes, room):
         if attempt == 0 or better:
             scale = f32(dot / square) if square != f32(0) else f32(0)
             best = f32(scale * dot)
-            codes[:] = room
+            copy_into(codes, room)
     return scale
 
 
@@ -156,7 +156,7 @@ def _line(x, v, most, codes, room):
             error = _error(x, v, room, slope, start)
             if error < best:
                 best, scale, least = error, slope, start
-                codes[:] = room
+                copy_into(codes, room)
     return scale, least
 
 
