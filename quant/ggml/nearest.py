@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.iq4 import VALUES
+from quant.ggml.iq4_search import VALUES
 from quant.numba_ops import as_float, loop
 
 f64 = np.float64
