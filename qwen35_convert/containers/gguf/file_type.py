@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.gguf.checkpoint import first_file
+from formats.gguf.file import GgufFile
 from formats.gguf.names import FUSED_EXPERTS
 from quant.mix.identify import GUESSED, exact_mixes, may_be_called
 from quant.mix.tensors import Facts, MixTensor
@@ -23,16 +24,20 @@ KIND = "uint32"
 def file_type_failures(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the file type, if it is that of other types; a file may have none."""
     file = first_file(artifact)
+    number = stated_type(file)
+    if isinstance(number, Failure):
+        yield number
+    elif number is not None and (problem := _problem(artifact, number)):
+        yield Failure(file.path.name, f"{KEY} is {number}, {problem}")
+
+
+def stated_type(file: GgufFile) -> int | Failure | None:
+    """Return the number of a file's type, None if it has none; a failure for one of no number."""
     pair = file.kv.get(KEY)
     if pair is None:
-        return
+        return None
     wrong = kind_problem(pair, KIND)
-    if wrong:
-        yield Failure(file.path.name, wrong)
-        return
-    problem = _problem(artifact, pair.value)
-    if problem:
-        yield Failure(file.path.name, f"{KEY} is {pair.value}, {problem}")
+    return Failure(file.path.name, wrong) if wrong else int(pair.value)
 
 
 def _problem(artifact: Checkpoint, number: int) -> str | None:

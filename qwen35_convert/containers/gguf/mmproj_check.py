@@ -27,8 +27,8 @@ from formats.tensor import TensorInfo
 from quant.ggml import codec
 from quant.mix.identify import MAIN_TYPES
 from qwen35_convert.containers.gguf.file_type import KEY as FILE_TYPE
-from qwen35_convert.containers.gguf.file_type import KIND
-from qwen35_convert.containers.gguf.keys import Reading, key_differences, kind_problem
+from qwen35_convert.containers.gguf.file_type import stated_type
+from qwen35_convert.containers.gguf.keys import Reading, key_differences
 from qwen35_convert.containers.gguf.mmproj import mmproj_name
 from qwen35_convert.difference import first
 from qwen35_convert.failure import Failure
@@ -145,18 +145,16 @@ def _file_type(
     file: GgufFile, wanted: Mapping[str, tuple[VisionTensor, Shape]]
 ) -> Iterator[Failure]:
     """Yield the file type, if no weight has its type of those whose rows are whole blocks of it."""
-    pair = file.kv.get(FILE_TYPE)
-    if pair is None:
-        return
-    wrong = kind_problem(pair, KIND)
-    if wrong:
-        yield Failure(file.path.name, wrong)
+    number = stated_type(file)
+    if isinstance(number, Failure):
+        yield number
+    if not isinstance(number, int):
         return
     free = [name for name, (target, _) in wanted.items() if target.kind == "out"]
     weights = [file.infos[name] for name in free if name in file.infos]
-    main = MAIN_TYPES.get(pair.value)
+    main = MAIN_TYPES.get(number)
     fitting = [i for i in weights if main and codec.fallback(main, i.shape[-1]) == main] or weights
     stored = {info.dtype for info in fitting}
     if main is None or stored.isdisjoint(codec.fallback(main, i.shape[-1]) for i in fitting):
-        problem = f"{FILE_TYPE} is {pair.value}, expected that of {', '.join(sorted(stored))}"
+        problem = f"{FILE_TYPE} is {number}, expected that of {', '.join(sorted(stored))}"
         yield Failure(file.path.name, problem)
