@@ -207,13 +207,14 @@ def _merges(model: Mapping[str, Any], vocab: Mapping[str, int]) -> Iterator[str]
         if isinstance(merge, str) and merge.startswith("#version"):
             continue
         pair = merge.split(" ") if isinstance(merge, str) else merge
-        if type(pair) is not list or len(pair) != 2 or {type(part) for part in pair} != {str}:
+        if type(pair) is not list or [*map(type, pair)] != [str, str]:
             fail(f"a merge is {merge!r}, expected two parts")
         left, right = pair
-        if left not in vocab or right not in vocab or left + right not in vocab:
-            lost = next(part for part in (left, right, left + right) if part not in vocab)
+        both = left + right
+        if left not in vocab or right not in vocab or both not in vocab:
+            lost = next(part for part in (left, right, both) if part not in vocab)
             fail(f"the merge {merge!r} needs {lost!r}, which the vocabulary does not have")
-        if " " in left + right:
+        if " " in both:
             left, right = left.replace(" ", SPACE), right.replace(" ", SPACE)
         yield f"{left} {right}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from io import BytesIO
-from struct import pack
+from struct import Struct, pack
 from typing import TYPE_CHECKING, Any
 
 from formats.gguf.header import Kv
@@ -71,5 +71,5 @@ def _writer() -> type[GGUFWriter]:
 
 
 def _strings(values: Sequence[str]) -> bytes:
-    encoded = [value.encode() for value in values]
-    return b"".join(part for text in encoded for part in (pack("<Q", len(text)), text))
+    length = Struct("<Q").pack
+    return b"".join([length(len(text)) + text for text in map(str.encode, values)])

@@ -110,3 +110,13 @@ def seen(data: torch.Tensor) -> tuple[object, ...]:
     """Return what a loop is compiled for; floats of a GGUF file are encoded as bytes."""
     data = data.view(torch.uint8) if data.dtype in FLOATS else data
     return data.shape, data.dtype, data.stride()
+
+
+def test_without_names_every_scheme_that_can_be_written_is_compiled(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(first_use, "warm_all", lambda schemes, **_: compiled.extend(schemes))
+    first_use.main([])
+    assert {scheme.name for scheme in compiled} >= {*SCHEMES, *map(str.lower, WRITABLE)}
+    compiled.clear()
+    first_use.main(["int4", "q4_k"])
+    assert [scheme.name for scheme in compiled] == ["int4", "q4_k"]
