@@ -143,12 +143,16 @@ class Maker:
         return packed_nvfp4(codes, scale.to(torch.float8_e4m3fn), row)
 
     def int4(self, *shape: int) -> PackedWeight:
-        """Return a weight of INT4 codes, usually in groups of 128, whose mean square is 21.5."""
+        """Return a weight of INT4 codes, usually in groups of 128, whose mean square is 18.7.
+
+        They have no mean: with one, the tokens of a deep model become alike and choose the same
+        experts.
+        """
         *stack, n, k = shape
         group = BLOCK if k % BLOCK == 0 else 32
-        codes = torch.randint(-8, 8, shape, dtype=torch.int8, device=self.device)
+        codes = torch.randint(-7, 8, shape, dtype=torch.int8, device=self.device)
         scale = torch.rand((*stack, n, k // group), device=self.device).add_(0.5)
-        return packed_int4(codes, (scale / (4.8 * k**0.5)).bfloat16())
+        return packed_int4(codes, (scale / (4.5 * k**0.5)).bfloat16())
 
     def fp8(self, *shape: int) -> Fp8Weight:
         """Return a weight in FP8 with scales of blocks."""
