@@ -1,6 +1,6 @@
 """What kernels share whose warps have roles: a ring of stages on chip, products that are started.
 
-Chosen for: never alone; moe.roles, linear.roles, linear.roles_gated and attention.roles share it.
+Chosen for: never alone; kernels of moe, linear and attention whose warps have roles share it.
 
 Four warps load into the ring and run ahead. Two groups of four warps multiply: while one works on
 its sums the other has the tensor cores. Such kernels are in Gluon, Triton's language of explicit

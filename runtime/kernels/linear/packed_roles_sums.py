@@ -19,10 +19,6 @@ Shape letters: M rows of x, K columns.
 from __future__ import annotations
 
 from runtime.kernels.launch import HAS_GLUON, gl, gluon_jit
-from runtime.kernels.linear.packed_parts import (
-    NVFP4_CODE,
-    NVFP4_REGISTERS,
-)
 from runtime.kernels.ring import awaited, pass_turn, release, take_turn
 
 if HAS_GLUON:
@@ -30,6 +26,8 @@ if HAS_GLUON:
         warpgroup_mma,
         warpgroup_mma_wait,
     )
+
+    from runtime.kernels.linear.packed_parts import NVFP4_CODE, NVFP4_REGISTERS
 
 
 @gluon_jit
