@@ -42,7 +42,7 @@ SCHEME: dict[str, Any] = {
 }
 FIELD = "kv_cache_scheme"
 # ModelOpt's name of it, in a file of its own or in config.json, which may stand alone.
-MODELOPT, ALGORITHM = "modelopt", "kv_cache_quant_algo"
+MODELOPT, CACHE_ALGORITHM = "modelopt", "kv_cache_quant_algo"
 
 
 def cache_scales(stored: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -67,7 +67,7 @@ def has_fp8_cache(config: Config) -> bool:
     block = config.quantization or {}
     scheme = block.get(FIELD)
     if block.get("quant_method") == MODELOPT and not scheme:
-        return bool(block.get(ALGORITHM) == "FP8")
+        return bool(block.get(CACHE_ALGORITHM) == "FP8")
     return is_fp8_scheme(scheme)
 
 

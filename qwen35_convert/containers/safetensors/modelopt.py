@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from formats.family.cache_scales import CACHE_ALGORITHM
 from quant.fourbit.dialects import MODELOPT
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
@@ -63,7 +64,7 @@ def hf_quant_config(block: Mapping[str, Any]) -> Block:
     layers = block.get("quantized_layers")
     sizes = {"group_size": GROUP_SIZE} if layers is None else {"quantized_layers": layers}
     cache = "FP8" if block.get("kv_cache_scheme") else None
-    algorithms = {"quant_algo": block["quant_algo"], "kv_cache_quant_algo": cache, **sizes}
+    algorithms = {"quant_algo": block["quant_algo"], CACHE_ALGORITHM: cache, **sizes}
     return {
         "producer": block["producer"],
         "quantization": algorithms | {"exclude_modules": block["ignore"]},

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.family.cache_scales import CACHE_ALGORITHM
 from formats.family.layout import Atom
 from formats.json_file import read_object
 from formats.nearest import one_of
@@ -35,7 +36,6 @@ SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
 # In which numbers engines may cache keys and values, by either file. Without scales they do so at
 # one of 1, as ModelOpt's exporter means it where it calibrates no cache.
 CACHES = (None, "FP8", "NVFP4")
-CACHE = "kv_cache_quant_algo"
 LISTED = "exclude_modules"
 # What both files say: the field, and what its absence means.
 SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
@@ -68,8 +68,9 @@ def modelopt_problems(
 
 def _cache(block: Mapping[str, Any]) -> Iterator[str]:
     """Yield what one of the two files says of a cache that no engine has."""
-    if block.get(CACHE) not in CACHES:
-        yield f"{CACHE} is {block[CACHE]!r:.120}, expected {one_of(map(repr, CACHES[1:]))} or null"
+    if block.get(CACHE_ALGORITHM) not in CACHES:
+        expected = f"{one_of(map(repr, CACHES[1:]))} or null"
+        yield f"{CACHE_ALGORITHM} is {block[CACHE_ALGORITHM]!r:.120}, expected {expected}"
 
 
 def algorithm_of(module: str, block: Mapping[str, Any]) -> object:

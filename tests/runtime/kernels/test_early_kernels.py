@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from runtime.kernels.launch import HAS_TRITON
+from tests.runtime.kernels.compiled import compiled_by
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
@@ -105,15 +101,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def found():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.early_kernels"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return compiled_by("early_kernels")
 
 
 def test_all_that_are_launched_early_are_looked_at(found):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,6 +12,7 @@ from runtime.kernels.launch import HAS_GLUON, gluon_runs
 from runtime.kernels.linear.weight import Fp8Weight, Stored
 from runtime.kernels.moe.roles import roles_pairs
 from runtime.kernels.moe.w8a8 import w8a8_pairs
+from tests.runtime.kernels.compiled import compiled_by
 from tests.runtime.kernels.moe.test_w8a8 import COUNTS, chosen, normal
 
 CHIP = 227 << 10  # bytes that a program may have of a multiprocessor of Hopper
@@ -30,15 +27,7 @@ needs_hopper = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def compiled():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.roles_compiled"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return compiled_by("roles_compiled")
 
 
 @pytest.mark.all  # half a minute of compiling

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from runtime.kernels.attention.reference import attention_prefill_reference
 from runtime.kernels.attention.roles import roles_prefill
+from tests.runtime.kernels.compiled import compiled_by
 from tests.runtime.kernels.test_roles import CHIP, needs_gluon, needs_hopper
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.attention.roles_compiled"],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return compiled_by("attention.roles_compiled")
 
 
 @pytest.mark.all  # seconds of compiling

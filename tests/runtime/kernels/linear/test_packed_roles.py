@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,6 +16,7 @@ from runtime.kernels.linear.packed_roles import (
     nvfp4_parts,
     nvfp4_rows,
 )
+from tests.runtime.kernels.compiled import compiled_by
 from tests.runtime.kernels.linear.stored import distance
 from tests.runtime.kernels.linear.test_packed import stored
 from tests.runtime.kernels.test_roles import CHIP, needs_gluon, needs_hopper
@@ -30,14 +27,7 @@ WEIGHTS = [(34816, 20), (16384, 20), (14336, 20), (5120, 24), (5120, 68), (12288
 
 @pytest.fixture(scope="module")
 def compiled():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.linear.packed_roles_compiled"],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return compiled_by("linear.packed_roles_compiled")
 
 
 @pytest.mark.all  # half a minute of compiling

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -14,20 +9,14 @@ from runtime.kernels.encode.rows import quantize_rows
 from runtime.kernels.linear.roles import roles_linear
 from runtime.kernels.linear.roles_gated import roles_gated
 from runtime.kernels.linear.weight import Fp8Weight
+from tests.runtime.kernels.compiled import compiled_by
 from tests.runtime.kernels.linear.stored import distance
 from tests.runtime.kernels.test_roles import CHIP, COPIES, needs_gluon, needs_hopper
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.linear.roles_compiled"],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return compiled_by("linear.roles_compiled")
 
 
 @pytest.mark.all  # seconds of compiling

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from runtime.kernels.launch import HAS_TRITON
+from tests.runtime.kernels.compiled import compiled_by
 
 pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
@@ -20,14 +16,7 @@ KERNELS = {"_strips_kernel", "_gated_kernel", "_down_kernel"}
 
 def test_where_units_are_multiplied_number_n_is_in_thread_n():
     """Else a thread would multiply what belongs to another row: the compiler chooses layouts."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.kernels.linear.units_compiled"],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    launches = json.loads(done.stdout)
+    launches = compiled_by("linear.units_compiled")
     assert {kernel for kernel, *_ in launches} == KERNELS
     for _, threads, products in launches:
         in_order = (
