@@ -33,7 +33,7 @@ from tests.runtime.models import needs_cuda
 FLOAT32 = 3e-6
 FORMS = ["nvfp4", "32", "128"]
 # a chunk and a ragged one; more chunks than a program has slices
-WIDTHS = [272, 1280]
+WIDTHS = [(272,), (1280,)]
 ON_GPU = [(2048, 5120), (1100, 1040), (528, 17408), (512, 512), (12288, 2048), (2048, 4096)]
 
 
@@ -55,9 +55,14 @@ def stored(form, *shape, seed=0, device="cpu"):
     return packed_int4(codes.to(device), scale.to(device)), exact
 
 
-def fits(form, k):
-    if form != "nvfp4" and k % int(form):
-        pytest.skip("no whole groups")
+def whole(*shapes):
+    """Each form with each shape (..., k) whose K it divides into whole groups."""
+    return [
+        (form, *shape)
+        for form in FORMS
+        for shape in shapes
+        if form == "nvfp4" or shape[-1] % int(form) == 0
+    ]
 
 
 def normal(*shape):
@@ -68,10 +73,8 @@ def distance(got, expected):
     return ((got.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("k", [96, *WIDTHS])
+@pytest.mark.parametrize(("form", "k"), whole((96,), *WIDTHS))
 def test_what_was_packed_is_unpacked(form, k):
-    fits(form, k)
     weight, exact = stored(form, 3, 5, k)
     assert weight.shape == exact.shape
     assert weight.group == (16 if form == "nvfp4" else int(form))
@@ -95,10 +98,8 @@ def test_rows_whose_scales_mean_nothing_are_not_numbers(scale):
     assert found[1].isnan().all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("k", WIDTHS)
+@pytest.mark.parametrize(("form", "k"), whole(*WIDTHS))
 def test_a_row_is_multiplied_added_and_gated_as_in_the_reference(form, k, interpreter):
-    fits(form, k)
     weight, _ = stored(form, 36, k)
     x, residual = normal(1, k), normal(1, 36)
     for r in (None, residual):
@@ -120,10 +121,8 @@ def test_a_row_is_normed_multiplied_and_added_in_strips(form, n, k, interpreter)
     assert distance(packed_strip(x, weight, residual), added) < FLOAT32
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("k", WIDTHS)
+@pytest.mark.parametrize(("form", "k"), whole(*WIDTHS))
 def test_rows_are_multiplied_in_tiles_as_in_the_reference(form, k, interpreter):
-    fits(form, k)
     weight, exact = stored(form, 36, k)
     x = normal(5, k)
     assert torch.equal(spread(x, weight), spread_reference(x, weight.form[0]))
@@ -133,13 +132,9 @@ def test_rows_are_multiplied_in_tiles_as_in_the_reference(form, k, interpreter):
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("n", "k"), [(2048, 5120), (1100, 1040), (528, 17408), (512, 512), (12288, 2048), (2048, 4096)]
-)
+@pytest.mark.parametrize(("form", "n", "k"), whole(*ON_GPU))
 def test_a_gpu_rounds_once(form, n, k):
     """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most."""
-    fits(form, k)
     weight, exact = stored(form, n, k, device="cuda")
     assert torch.equal(unpacked(weight, torch.bfloat16).cpu(), exact.bfloat16())
     for rows in (1, 2, 9, 40, 100):
