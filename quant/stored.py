@@ -19,18 +19,8 @@ from typing import TYPE_CHECKING, cast
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
-from formats.family.ops import (
-    VIEWS,
-    Op,
-    Regroup,
-    Rows,
-    Shape,
-    Tile,
-    Unsqueeze,
-    Unstack,
-    apply_all,
-    shape_after,
-)
+from formats.family.moves import VIEWS, Regroup, Rows, Tile, Unsqueeze, Unstack
+from formats.family.ops import Op, Shape, apply_all, shape_after
 from quant.scheme import Cost, Part, Scheme
 
 if TYPE_CHECKING:

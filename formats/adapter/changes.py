@@ -20,7 +20,8 @@ from formats.adapter.places import Place, Places
 from formats.adapter.tied import settle_tied
 from formats.errors import FormatError
 from formats.family.dialects import MLX
-from formats.family.ops import Unstack, apply_all
+from formats.family.moves import Unstack
+from formats.family.ops import apply_all
 from formats.safetensors.adapters import ADAPTER_CONFIG, ADAPTER_FILE
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.folder import CONTAINER

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from formats.family.layout import Atom
+from formats.family.moves import VIEWS
 from formats.family.names import normalise
-from formats.family.ops import VIEWS, Op, apply_all
+from formats.family.ops import Op, apply_all
 from formats.family.pieces import EXPERT_PIECES, pieces_of
 from formats.family.rules import RULES, Slot, shape_of, template
 

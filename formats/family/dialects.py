@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from formats.family.arithmetic import AddOne
 from formats.family.config import Config
+from formats.family.moves import Permute
 from formats.family.names import place_beside, prefixes, rename
-from formats.family.ops import AddOne, Op, Permute, Shape
+from formats.family.ops import Op, Shape
 from formats.family.rules import Slot, template
 from formats.stored import Problem
 from formats.tensor import TensorInfo

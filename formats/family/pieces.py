@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from formats.family.ops import Op, Regroup, Rows, Unstack
+from formats.family.moves import Regroup, Rows, Unstack
+from formats.family.ops import Op
 from formats.family.rules import EXPERTS_FUSED, Slot
 
 # stored role: ((projection, which half of the rows), ...)

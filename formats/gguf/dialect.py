@@ -8,8 +8,9 @@ from functools import partial
 
 from formats.family.config import Config
 from formats.family.dialects import Words
+from formats.family.moves import Squeeze, Unsqueeze
 from formats.family.names import rename
-from formats.family.ops import Op, Shape, Squeeze, Unsqueeze
+from formats.family.ops import Op, Shape
 from formats.family.rules import Slot
 from formats.gguf.names import FUSED_EXPERTS, hub_name, ops_from_gguf, spell
 from formats.stored import Problem

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from formats.family.ops import AddOne, Float32, NegExp, Op, Squeeze, Tile, undo
+from formats.family.arithmetic import AddOne, Float32, NegExp
+from formats.family.moves import Squeeze, Tile
+from formats.family.ops import Op, undo
 from formats.family.rules import EXPERTS_FUSED, EXPERTS_MLX, EXPERTS_SPLIT, MTP, RULES, template
 
 FUSED_EXPERTS = "ffn_gate_up_exps.weight"

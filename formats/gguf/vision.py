@@ -18,7 +18,8 @@ from typing import Any
 
 from formats.errors import FormatError
 from formats.family.config import Config
-from formats.family.ops import Op, Take
+from formats.family.moves import Take
+from formats.family.ops import Op
 from formats.family.rules import template
 from formats.gguf.header import Kv
 from formats.json_file import parse_object

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from formats.family.ops import Tile, apply_all
+from formats.family.moves import Tile
+from formats.family.ops import apply_all
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
 from quant.errors import QuantError

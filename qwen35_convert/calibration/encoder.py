@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from formats.family.ops import Tile, apply_all
+from formats.family.moves import Tile
+from formats.family.ops import apply_all
 from formats.family.roles import EXPERT
 from qwen35_convert.calibration.digest import Digest
 from qwen35_convert.calibration.memory import CHUNK_BYTES

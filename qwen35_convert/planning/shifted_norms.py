@@ -13,8 +13,8 @@ from statistics import median
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.family.arithmetic import AddOne, Float32
 from formats.family.layout import Atom
-from formats.family.ops import AddOne, Float32
 from quant.stored import open_value
 
 MEDIAN, SMALLEST = 0.6, 0.3

@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import prod
 
 from formats.checkpoint import Checkpoint
+from formats.family.arithmetic import NegExp
 from formats.family.layout import Atom
-from formats.family.ops import NegExp
 from quant.errors import QuantError
 from quant.finite import count_not_finite
 from quant.stored import open_value

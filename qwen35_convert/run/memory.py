@@ -25,7 +25,7 @@ from math import prod
 from pathlib import Path
 
 from formats.checkpoint import MAX_MAPPED, Checkpoint
-from formats.family.ops import VIEWS
+from formats.family.moves import VIEWS
 from quant.stored import CHUNK_BYTES, scheme_of
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import Limit, Share

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
-from formats.family.ops import Shape, Unstack
+from formats.family.moves import Unstack
+from formats.family.ops import Shape
 from quant.stored import open_value
 from qwen35_convert.verification.kept_types import recast
 from qwen35_convert.verification.row_order import describe, find_order

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from formats.family.ops import Tile
+from formats.family.moves import Tile
 from formats.gguf.names import ops_to_gguf
 
 if TYPE_CHECKING:

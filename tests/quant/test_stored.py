@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from formats.family.layout import Atom
-from formats.family.ops import Regroup, Rows, Tile, Unstack, apply_all, shape_after
+from formats.family.moves import Regroup, Rows, Tile, Unstack
+from formats.family.ops import apply_all, shape_after
 from formats.tensor import TensorInfo
 from quant.fp8.scheme import BLOCKS, CODES, SCALE
 from quant.plain import Plain

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import qwen35_convert as q
-from formats.family.ops import Tile
+from formats.family.moves import Tile
 from formats.gguf.checkpoint import first_file
 from qwen35_convert.calibration.encoder import columns_of
 from qwen35_convert.containers.registry import open_checkpoint

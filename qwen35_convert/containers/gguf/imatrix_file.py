@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import NOTHING
-from formats.family.ops import Tile
+from formats.family.moves import Tile
 from formats.gguf.header import Kv
 from formats.gguf.imatrix import CHUNKS, COUNTS, DATASETS, IMATRIX, SUMS, TYPE
 from formats.gguf.names import gguf_name, ops_to_gguf

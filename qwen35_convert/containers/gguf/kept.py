@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from formats.family.ops import Float32, apply_all, undo
+from formats.family.arithmetic import Float32
+from formats.family.ops import apply_all, undo
 from quant.measure import same_bits, within
 
 if TYPE_CHECKING:

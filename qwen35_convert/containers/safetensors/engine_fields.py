@@ -16,7 +16,7 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import FIELD
 from formats.family.layout import Atom
-from formats.family.ops import Unstack
+from formats.family.moves import Unstack
 from quant.fourbit.dialects import MODELOPT
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.activation_scales import (

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.family.ops import AddOne, Op, Permute, Regroup, Rows, Unstack, apply_all, shape_after
+from formats.family.arithmetic import AddOne
+from formats.family.moves import Permute, Regroup, Rows, Unstack
+from formats.family.ops import Op, apply_all, shape_after
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float8_e4m3fn)
 sizes = st.integers(1, 7)

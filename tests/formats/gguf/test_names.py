@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from formats.family.arithmetic import NegExp, NegLog
 from formats.family.config import read_config
+from formats.family.moves import Tile
 from formats.family.names import normalise
-from formats.family.ops import NegExp, NegLog, Tile, apply_all, shape_after
+from formats.family.ops import apply_all, shape_after
 from formats.family.recognise import recognise
 from formats.gguf.checkpoint import ORIGIN
 from formats.gguf.dialect import GgufDialect

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from formats.family.ops import Tile
+from formats.family.moves import Tile
 from formats.gguf.file import GgufFile
 from qwen35_convert import api
 from qwen35_convert.recipe.recipe import build_recipe, read_recipe
