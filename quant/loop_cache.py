@@ -4,8 +4,11 @@ Two processes that meet a loop which nobody has compiled would both do so, for s
 first one holds a lock beside the cached files; the others wait and load what it has saved. Where
 locks cannot be had, or one is held for a minute, each compiles for itself, as numba does.
 
-Trap: numba documents no way to put a cache of one's own into a dispatcher. `FunctionCache` and its
-two methods have been what they are since 2016.
+What is cached is fresh as long as the file of the loop and those of all that it calls are what they
+were: numba looks at the first alone. A number that is imported has no file, and is not looked at.
+
+Trap: numba documents no way to put a cache of one's own into a dispatcher. `FunctionCache`, its two
+methods and the stamp of its index have been what they are since 2016.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache
+from inspect import unwrap
 from pathlib import Path
+from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any
 
 from numba.core.caching import FunctionCache, NullCache
@@ -67,10 +73,14 @@ class SharedCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
+        self._stamped = False
         self._lock: IO[bytes] | None = None
 
     def load_overload(self, sig: Signature, target_context: CPUContext) -> CompileResult | None:
         """Return what is compiled for a signature; None if this process is to compile it."""
+        if not self._stamped:  # not before: helpers may stand below the loop
+            self._cache_file._source_stamp = _stamp(self._py_func)
+            self._stamped = True
         loaded: CompileResult | None = super().load_overload(sig, target_context)
         if loaded is not None:
             return loaded
@@ -127,6 +137,35 @@ class NoCache(NullCache):
         """Return nothing; NotCompiledError where compiling is not allowed."""
         if _missing.get() is Missing.REFUSE:
             raise NotCompiledError(self._name)
+
+
+def _stamp(function: Callable[..., Any]) -> tuple[tuple[str, float, int], ...]:
+    """Return the name, age and size of every file that what is compiled comes from."""
+    files = {Path(called.__code__.co_filename) for called in _called(function)}
+    return tuple(sorted((file.name, *_age(file)) for file in files))
+
+
+def _called(function: Callable[..., Any]) -> set[FunctionType]:
+    """Return a function and all that it calls by name: helpers, intrinsics, and what they call."""
+    found: set[FunctionType] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        called = unwrap(waiting.pop())
+        if isinstance(called, FunctionType) and called not in found:
+            found.add(called)
+            names = called.__code__.co_names
+            waiting += [x for name in names if callable(x := called.__globals__.get(name))]
+    return found
+
+
+@cache
+def _age(file: Path) -> tuple[float, int]:
+    """Return when a file was changed, and its size; what lies in an archive does not change."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0.0, 0
+    return status.st_mtime, status.st_size
 
 
 def _locked(file: IO[bytes]) -> bool:

@@ -1,8 +1,6 @@
 """What the compiled loops are made of: how they are compiled, and views on the bits of numbers.
 
-Source: numba's documentation of `intrinsic`. Trap: numba's cache looks at the age of the file that
-holds a loop, not at this one; a change here takes effect where a loop's own file changes too, or
-where its cache is removed.
+Source: numba's documentation of `intrinsic`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# A change there would not empty the cache of this file's loops.
 from quant.fourbit.point_search import EIGHT, is_minus, search, tables
 from quant.numba_ops import copy_into, fma, inline, loop
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.k_lanes import LANES, choose, load, splat, store
 from quant.numba_ops import fma, inline, loop
 

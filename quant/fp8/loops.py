@@ -12,8 +12,7 @@ What makes them fast: a power-of-two scale only moves the exponent, so bfloat16 
 columns of one row under one scale, which LLVM turns into vectors. The traps: numba computes small
 integers in 64 bits, and one bare `+` halves the speed of such a loop; it counts references to
 slices; it tests signed indices for being negative. Hence the casts, (r, start, stop) in place of
-slices, and unsigned counters. And its cache looks at the age of this file only, so what these loops
-call must stand here.
+slices, and unsigned counters.
 
 The sums of `compare` depend on neither machine nor threads: each of 128 lanes adds its columns of
 one row in float32, rows are added in float64, and nothing allows the compiler to reassociate.

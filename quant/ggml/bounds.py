@@ -42,8 +42,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quant.ggml.iq4_search import VALUES, M
-
-# A change there would not empty the cache of this file's loops.
 from quant.ggml.rounded import CLIPPED, LINE, ROUNDED, ROUNDING, TABLE, extremes, half_step
 from quant.ggml.rounded import outside as outside_rounded
 from quant.numba_ops import as_float, inline, loop

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.stored_scales import load_half, load_word
 from quant.numba_ops import inline, loop
 

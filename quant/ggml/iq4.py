@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# A change of the search would not empty the cache of this file's loops.
 from quant.ggml.iq4_search import (
     BLOCK,
     LANES,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.k_lanes import LANES, choose, floats, gather, load, nearest, splat, store
 from quant.numba_ops import as_bits, inline, loop
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.k_lanes import (
     LANES,
     choose,

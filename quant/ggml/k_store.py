@@ -20,8 +20,6 @@ from __future__ import annotations
 import numpy as np
 
 from quant.ggml.k_lanes import LANES, clamp, floats, load, nearest, splat, store, whole
-
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.stored_scales import load_six_bits, store_half
 from quant.numba_ops import inline, loop
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import numpy as np
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.ggml.stored_scales import load_half, load_word, store_finite_half
 from quant.numba_ops import as_bits, as_float, inline, loop
 

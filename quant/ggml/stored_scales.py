@@ -9,7 +9,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-# These only name machine operations: a change there would not empty the cache of this file's loops.
 from quant.numba_ops import from_half, inline, intrinsic
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64

@@ -5,13 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from fcntl import LOCK_EX, flock
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quant.loop_cache import Missing, NoCache, NotCompiledError, when_missing
+from quant.loop_cache import Missing, NoCache, NotCompiledError, _age, when_missing
 
 LOOP = """
 from quant.numba_ops import loop
@@ -27,6 +27,24 @@ def load(path: Path):
     """Return the loop of a file on the path, as another process would meet it."""
     sys.modules.pop(path.stem, None)
     return import_module(path.stem).double
+
+
+CALLS = """
+from quant.numba_ops import loop
+from a_helper import twice
+
+@loop
+def double(x):
+    for i in range(x.size):
+        x[i] = twice(x[i])
+"""
+HELPER = """
+from quant.numba_ops import inline
+
+@inline
+def twice(x):
+    return x + x
+"""
 
 
 @pytest.fixture
@@ -110,3 +128,17 @@ def test_a_loop_that_no_folder_keeps_is_compiled_where_that_is_allowed(file, mon
     assert doubled(double) == [2, 2]
     with when_missing(Missing.REFUSE):
         assert doubled(double) == [2, 2]
+
+
+def test_a_change_of_what_a_loop_calls_is_a_change_of_the_loop(file):
+    helper = file.with_name("a_helper.py")
+    helper.write_text(HELPER)
+    file.write_text(CALLS)
+    assert doubled(load(file)) == [2, 2]
+    with when_missing(Missing.REFUSE):
+        assert doubled(load(file)) == [2, 2]
+    helper.write_text(HELPER.replace("x + x", "x + x + x"))
+    invalidate_caches()
+    sys.modules.pop("a_helper")
+    _age.cache_clear()
+    assert doubled(load(file)) == [3, 3]
