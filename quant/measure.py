@@ -3,7 +3,7 @@
     relative_rms = sqrt(sum (w - q)^2 / sum w^2)        cosine = sum w q / sqrt(sum w^2 sum q^2)
 
 w is the source's weight, q what the stored form decodes to. An `Error` holds sums and counts only,
-so parts add in any grouping; the loops of `quant.fp8.loops` fill the same fields.
+so parts add in any grouping; the loop of `quant.fp8.differences` fills the same fields.
 
 The bound that `outside` counts against, for E4M3 codes with scale s, follows from the format:
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.k_lanes import LANES, choose, load, splat, store
+from quant.ggml.lane_types import LANES
+from quant.ggml.lanes import choose, load, splat, store
 from quant.numba_ops import fma, inline, loop
 
 u8, u32, u64, i32, f32 = np.uint8, np.uint32, np.uint64, np.int32, np.float32

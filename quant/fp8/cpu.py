@@ -1,4 +1,4 @@
-"""FP8 on the CPU: `reference` again, to the byte, by the compiled loops of `loops`.
+"""FP8 on the CPU: `reference` again, to the byte, by the loops of `loops` and `differences`.
 
 One core reads bfloat16 at several GB/s; README and benchmarks have the figures. These calls release
 the interpreter's lock while they work, so threads of the caller's run side by side.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy import int64, uint64, zeros
 
-from quant.fp8 import loops
+from quant.fp8 import differences, loops
 from quant.fp8 import reference as fp8
 from quant.measure import Error
 
@@ -68,7 +68,7 @@ def compare(w: Tensor, codes: Tensor, scale: Tensor, block: tuple[int, int]) -> 
 def _compare_matrix(w: Tensor, codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Error:
     sums, counts = zeros(4), zeros(4, int64)
     rows, cols = unsigned(block, w.shape)
-    if not loops.compare(bits(w), bits(codes), _floats(scale), rows, cols, sums, counts):
+    if not differences.compare(bits(w), bits(codes), _floats(scale), rows, cols, sums, counts):
         return fp8.compare(w, codes, scale, block)
     square_error, square, square_q, largest = map(float, sums)
     saturated, num_zeros, zero_rows, outside = map(int, counts)

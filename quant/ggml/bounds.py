@@ -32,7 +32,7 @@ largest weight; in IQ4, whose entry 1 is the nearest up to 7, 7 / 120 amax, and 
 an importance matrix, because there the largest weight dominates its block. Codes of Q3_K are moved
 one by one, and hold it to amax only.
 
-The loops compute in float64; arrays are as in `legacy`, decoded values are float32.
+The loops compute in float64; arrays are as in `legacy_symmetric`, decoded values are float32.
 """
 
 from __future__ import annotations

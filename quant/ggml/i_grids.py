@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml.k_lanes import LANES
+from quant.ggml.lane_types import LANES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

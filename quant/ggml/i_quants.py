@@ -1,8 +1,8 @@
 """I-quants on the CPU: rows of IQ2_XXS to IQ3_S, to the byte what ggml's C writes, and back.
 
-`i_grids` has the points, `i_fit` fits blocks, `i_store` stores them, `i_decode` decodes. Each call
-works on one thread, and without the interpreter's lock while its loops run. Rows are whole
-super-blocks of 256 columns.
+`i_grids` has the points, `i_magnitudes` readies blocks, `i_fit` fits them, `i_store` stores them,
+`i_decode` decodes. Each call works on one thread, and without the interpreter's lock while its
+loops run. Rows are whole super-blocks of 256 columns.
 
 IQ2_XXS and IQ2_XS need an importance: ggml refuses without. Here all columns then weigh alike, as
 llama-quantize has it where no token was counted.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import i_decode, i_fit, i_grids, i_store, k_levels
+from quant.ggml import i_decode, i_fit, i_grids, i_magnitudes, i_store, k_levels
 from quant.ggml.batches import SUPER, batches, decode_super_blocks
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _encode(
     x, v, signs = np.empty(w.shape, f32), np.empty(w.shape, f32), np.empty((len(w), 32), np.uint8)
     plain = f32(kind.plain or 0)
     even = kind.signs == 7
-    i_fit.prepare(w, importance, first, f32(kind.spread), plain, even, x, v, signs)
+    i_magnitudes.prepare(w, importance, first, f32(kind.spread), plain, even, x, v, signs)
     tops, scales = _begin(name, x, v)
     signs.reshape(len(tops), -1)[tops == 0] = 0
     grid, (attempts, step) = i_grids.neighbours(name), kind.attempts
@@ -133,5 +133,5 @@ def _begin(name: str, x: NDArray[Any], v: NDArray[Any]) -> tuple[NDArray[Any], N
         k_levels.weighted_levels(x.reshape(-1), v.reshape(-1), f32(LEVELS), levels, scales)
         return np.maximum(scales, 0) * f32(3), scales
     largest = f32(2 * 7 + 1 if kind.group == 4 else 2 * 2 + 1)
-    i_fit.find_tops(blocks, f32(kind.smallest), largest, tops, scales)
+    i_magnitudes.find_tops(blocks, f32(kind.smallest), largest, tops, scales)
     return tops, scales

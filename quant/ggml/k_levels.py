@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.k_lanes import LANES, choose, floats, gather, load, nearest, splat, store
+from quant.ggml.lane_types import LANES
+from quant.ggml.lanes import choose, floats, gather, load, nearest, splat, store
 from quant.numba_ops import as_bits, inline, loop
 
 u32, u64, i32, f32 = np.uint32, np.uint64, np.int32, np.float32

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.k_lanes import (
-    LANES,
+from quant.ggml.lane_types import LANES
+from quant.ggml.lanes import (
     choose,
     clamp,
     everywhere,

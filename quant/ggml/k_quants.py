@@ -16,7 +16,7 @@ import numpy as np
 
 from quant.ggml import k_decode, k_levels, k_lines, k_steps, k_store
 from quant.ggml.batches import SUPER, batches, decode_super_blocks
-from quant.ggml.k_lanes import LANES
+from quant.ggml.lane_types import LANES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.k_lanes import LANES, clamp, floats, load, nearest, splat, store, whole
+from quant.ggml.lane_types import LANES
+from quant.ggml.lanes import clamp, floats, load, nearest, splat, store, whole
 from quant.ggml.stored_scales import load_six_bits, store_half
 from quant.numba_ops import inline, loop
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.legacy import HALF, top_magnitude
+from quant.ggml.legacy_codes import HALF, top_magnitude
 from quant.numba_ops import as_bits, as_float, inline, loop
 
 u8, u16, u32, u64 = np.uint8, np.uint16, np.uint32, np.uint64

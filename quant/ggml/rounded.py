@@ -1,7 +1,7 @@
 """The bounds of ggml's types whose scale follows from the block; `bounds` derives them.
 
 Each has a loop of its own kind, so that a first use compiles no other. They compute in float64;
-arrays are as in `legacy`, decoded values y are float32.
+arrays are as in `legacy_symmetric`, decoded values y are float32.
 """
 
 from __future__ import annotations

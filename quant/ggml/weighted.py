@@ -10,14 +10,14 @@ Bytes are those of ggml (`quantize_row_q*_impl`, `make_qx_quants`, `make_qkx3_qu
 runs over the columns in order, in float32. llama-quantize comes here where a row of a K-quant is no
 multiple of 256, which is too rare for more than plain loops.
 
-Arrays: as in `legacy`, and importance float32 [C, 32], of the C blocks of one row.
+Arrays: as in `legacy_symmetric`, and importance float32 [C, 32], of the C blocks of one row.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from quant.ggml.legacy import BLOCK, HALF, store_five_bits
+from quant.ggml.legacy_codes import BLOCK, HALF, store_five_bits
 from quant.ggml.stored_scales import store_finite_half
 from quant.numba_ops import as_bits, as_float, copy_into, inline, loop
 
