@@ -38,7 +38,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from benchmarks.hopper import TINY, commit, record
+from benchmarks.convert import commit
+from benchmarks.hopper import TINY, record
 from benchmarks.models import CONFIGS, Maker, random_model
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.delta_rule.rule import CHUNK

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from benchmarks.fault_scene import (
+from benchmarks.fault_jobs import (
     DONE,
     FORMATS,
     INPUT,
@@ -15,12 +15,11 @@ from benchmarks.fault_scene import (
     OUTPUT,
     Job,
     Prepare,
-    Scene,
     Trial,
     finish,
-    often,
     start,
 )
+from benchmarks.fault_scene import Scene, often
 from benchmarks.faulty_disk import Disk, fail_reads, harm_source
 from qwen35_convert import api
 from qwen35_convert.recipe.recipe import read_recipe

@@ -28,7 +28,8 @@ import time
 from pathlib import Path
 
 from benchmarks.disk_faults import full, reads, steps, writes
-from benchmarks.fault_scene import FORMATS, Scene
+from benchmarks.fault_jobs import FORMATS
+from benchmarks.fault_scene import Scene
 from benchmarks.faults import fault_line, record
 from benchmarks.process_faults import hostile, interrupts, kills, races
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.kernels import copy_bandwidth, eager, timed
+from benchmarks.device_time import copy_bandwidth, eager, timed
 from benchmarks.models import CONFIGS
 from runtime.floors import CHUNK, Card
 from runtime.kernels.delta_rule.rule import recurrence

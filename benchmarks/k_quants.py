@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.convert import commit
-from benchmarks.kernels import timed
+from benchmarks.device_time import timed
 from benchmarks.lines import append
 from quant.ggml import codec
 from runtime.kernels.encode.ggml import ENCODERS, encode

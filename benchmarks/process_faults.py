@@ -11,18 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fault_scene import (
-    DONE,
-    INTERRUPTED,
-    KILLED,
-    OUTPUT,
-    Job,
-    Scene,
-    Trial,
-    finish,
-    often,
-    start,
-)
+from benchmarks.fault_jobs import DONE, INTERRUPTED, KILLED, OUTPUT, Job, Trial, finish, start
+from benchmarks.fault_scene import Scene, often
 from tests.hostile import case, test_hostile
 
 
