@@ -101,7 +101,7 @@ def generate(folder: Path, case: str) -> None:
 
     from formats.family.config import read_config
     from formats.family.names import HUB, place
-    from formats.family.rules import Form, family
+    from formats.family.slots import Form, family
 
     config, form = CASES[case]
     folder.mkdir()

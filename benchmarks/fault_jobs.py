@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.family.rules import Form
+from formats.family.slots import Form
 from qwen35_convert import cli
 from qwen35_convert.run import bus_error
 from tests.checkpoints import hub_config, make_weights, text_config, write_checkpoint

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.models import COMMON, NAMES, SIZES
 from benchmarks.sparse import Shape, write_sparse
-from formats.family.rules import Form
+from formats.family.slots import Form
 from qwen35_convert.containers.registry import expect, open_checkpoint
 from qwen35_convert.recipe.recipe import read_recipe
 

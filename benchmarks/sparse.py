@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.family.config import read_config
 from formats.family.names import HUB, place
-from formats.family.rules import Form, family
+from formats.family.slots import Form, family
 from formats.safetensors.header import build_header
 from formats.tensor import DTYPE_BYTES, TensorInfo
 

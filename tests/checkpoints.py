@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from formats.family.config import read_config
 from formats.family.names import HUB, place
-from formats.family.rules import Form, Slot, family
+from formats.family.slots import Form, Slot, family
 
 Weights = dict[str, torch.Tensor]
 

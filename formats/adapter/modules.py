@@ -29,7 +29,8 @@ from formats.adapter.names import (
 )
 from formats.family.ops import Shape
 from formats.family.pieces import EXPERT_PIECES
-from formats.family.rules import EXPERTS_FUSED, Slot
+from formats.family.rules import EXPERTS_FUSED
+from formats.family.slots import Slot
 from formats.stored import Problem
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from formats.family.moves import VIEWS
 from formats.family.names import normalise
 from formats.family.ops import Op, apply_all
 from formats.family.pieces import EXPERT_PIECES, pieces_of
-from formats.family.rules import RULES, Slot, shape_of, template
+from formats.family.rules import RULES, template
+from formats.family.slots import Slot, shape_of
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint

@@ -17,7 +17,8 @@ from formats.family.config import Config
 from formats.family.moves import Permute
 from formats.family.names import place_beside, prefixes, rename
 from formats.family.ops import Op, Shape
-from formats.family.rules import Slot, template
+from formats.family.rules import template
+from formats.family.slots import Slot
 from formats.stored import Problem
 from formats.tensor import TensorInfo
 

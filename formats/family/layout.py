@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from formats.family.ops import Op, Shape
 from formats.family.roles import EXPERT, ROLES
-from formats.family.rules import Form
+from formats.family.slots import Form
 from formats.stored import Problem, StoredForm
 
 

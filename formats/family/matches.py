@@ -13,7 +13,7 @@ from formats.family.lost_fields import LOST
 from formats.family.names import optional_part
 from formats.family.ops import Shape, shape_after
 from formats.family.pieces import EXPERT_PIECES, pieces_of
-from formats.family.rules import Slot
+from formats.family.slots import Slot
 from formats.family.unplaced import has_other_mixer, why_unplaced
 from formats.stored import Problem, Recogniser, StoredWeight
 from formats.tensor import TensorInfo

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from formats.family.moves import Regroup, Rows, Unstack
 from formats.family.ops import Op
-from formats.family.rules import EXPERTS_FUSED, Slot
+from formats.family.rules import EXPERTS_FUSED
+from formats.family.slots import Slot
 
 # stored role: ((projection, which half of the rows), ...)
 EXPERT_PIECES: dict[str, tuple[tuple[str, int | None], ...]] = {

@@ -28,7 +28,8 @@ from formats.family.lost_fields import lost_fields
 from formats.family.matches import Matches, explained
 from formats.family.names import PARTS, normalise, optional_part, rename, strip_strangers
 from formats.family.roles import ROLES
-from formats.family.rules import family, template
+from formats.family.rules import template
+from formats.family.slots import family
 from formats.family.traits import form_of, kind_of, notes_of, tied_by, unused_notes
 from formats.family.unused import copies, is_buffer
 from formats.stored import Problem, Recogniser, StoredWeight

@@ -3,7 +3,8 @@
 A name in the table is the hub's name without its namespace: `layers.{i}.mlp.down_proj.weight`
 stands for `model.language_model.layers.3...` of a vision-language checkpoint and for
 `model.layers.3...` of a text-only one. Without `.weight` it is our name of the tensor, the one
-recipes match. A shape is a comma-separated list of sums of products; symbols are in `config.py`.
+recipes match. A shape is a comma-separated list of sums of products; symbols are in
+`config_fields`. `slots` writes the table out for a model.
 
 Source: the published checkpoints; the test of this module derives their tensor counts and byte
 totals from this table. Trap: four norms use two formulas, so `gdn_norm` (plain w) is not a `norm`
@@ -14,12 +15,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from math import prod
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,60 +147,6 @@ VISION_BLOCK = (
 
 LAYER_PREFIXES = ("layers.{i}.", "mtp.layers.{i}.")
 _INDEX = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # a whole segment
-EXPERT_FORMS = {"split": EXPERTS_SPLIT, "fused": EXPERTS_FUSED, "mlx": EXPERTS_MLX}
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The choices a checkpoint makes within the family."""
-
-    experts: str = "fused"
-    mtp_experts: str = "fused"
-    mtp_layers: int = 1
-    vision: bool = True
-    head: bool = True
-    gdn_in: str = "split"
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor the family has a place for: its rule, its indices, its shape in numbers."""
-
-    rule: TensorRule
-    hub: str
-    indices: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """Our name of the tensor."""
-        return self.hub.removesuffix(".weight")
-
-
-def dimension(expression: str, sizes: Mapping[str, int]) -> int:
-    """Return the value of a sum of products such as `2*NK*DK+NV*DV`. KeyError for a lost symbol."""
-    return sum(
-        prod(factor if isinstance(factor, int) else sizes[factor] for factor in term)
-        for term in _terms(expression)
-    )
-
-
-@cache
-def _terms(expression: str) -> tuple[tuple[int | str, ...], ...]:
-    """Return the factors of each term of a sum: numbers and symbols."""
-    terms = (term.split("*") for term in expression.replace(" ", "").split("+"))
-    return tuple(tuple(int(f) if f.isdigit() else f for f in factors) for factors in terms)
-
-
-def shape_of(rule: TensorRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the rule's shape for these sizes."""
-    return _shape(rule.shape, tuple(sizes.items()))
-
-
-@lru_cache(maxsize=1 << 10)  # all layers of a kind have the same
-def _shape(axes: str, sizes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
-    known = dict(sizes)
-    return tuple(dimension(axis, known) for axis in axes.split(","))
 
 
 @lru_cache(maxsize=1 << 16)  # each name of a checkpoint is asked for several times
@@ -236,57 +182,3 @@ def _keys() -> Iterator[tuple[str, TensorRule]]:
 
 # Table key -> rule, for every name any layout of the family can hold.
 RULES = {key.replace("{i}", "#").replace("{e}", "#"): rule for key, rule in _keys()}
-
-
-def _slots(
-    rules: tuple[TensorRule, ...],
-    sizes: Mapping[str, int],
-    prefix: str = "",
-    index: int | None = None,
-) -> Iterator[Slot]:
-    own = () if index is None else (index,)
-    for rule in rules:
-        shape = shape_of(rule, sizes)
-        hub = (prefix + rule.hub).replace("{i}", str(index))
-        if "{e}" not in hub:
-            yield Slot(rule, hub, own, shape)
-            continue
-        for e in range(sizes["E"]):
-            yield Slot(rule, hub.replace("{e}", str(e)), (*own, e), shape)
-
-
-def layer_rules(
-    kind: str, *, moe: bool, experts: str, gdn_in: str = "split"
-) -> tuple[TensorRule, ...]:
-    """Return the rules of one decoder layer; `kind` is an entry of `layer_types`."""
-    gdn = (*(GDN_IN if gdn_in == "split" else GDN_IN_NEXT), *GDN)
-    mixer = gdn if kind == "linear_attention" else ATTENTION
-    return (*LAYER_NORMS, *mixer, *((*MOE, *EXPERT_FORMS[experts]) if moe else MLP))
-
-
-def family(sizes: Mapping[str, int], layer_types: tuple[str, ...], form: Form) -> Iterator[Slot]:
-    """Yield every tensor that a checkpoint of these sizes and this form holds.
-
-    `sizes` maps the table's symbols to numbers; a model is a mixture of experts when it has E.
-    """
-    moe = "E" in sizes
-    yield from _slots(TOP, sizes)
-    for i, kind in enumerate(layer_types):
-        rules = layer_rules(kind, moe=moe, experts=form.experts, gdn_in=form.gdn_in)
-        yield from _slots(rules, sizes, LAYER_PREFIXES[0], i)
-    if form.head:
-        yield from _slots(HEAD, sizes)
-    if form.mtp_layers:
-        yield from _slots(MTP, sizes)
-    for i in range(form.mtp_layers):
-        rules = layer_rules("full_attention", moe=moe, experts=form.mtp_experts)
-        yield from _slots(rules, sizes, LAYER_PREFIXES[1], i)
-    if form.vision:
-        yield from tower(sizes)
-
-
-def tower(sizes: Mapping[str, int]) -> Iterator[Slot]:
-    """Yield every tensor of a vision tower of these sizes."""
-    yield from _slots(VISION, sizes)
-    for i in range(sizes["vD"]):
-        yield from _slots(VISION_BLOCK, sizes, "", i)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from formats.family.config import Config
 from formats.family.names import HUB, TEXT, WRAPPERS, holders, unwrap
-from formats.family.rules import Form, template
+from formats.family.rules import template
+from formats.family.slots import Form
 from formats.stored import MAX_NAMED, Problem
 from formats.tensor import TensorInfo
 

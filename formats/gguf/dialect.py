@@ -11,7 +11,7 @@ from formats.family.dialects import Words
 from formats.family.moves import Squeeze, Unsqueeze
 from formats.family.names import rename
 from formats.family.ops import Op, Shape
-from formats.family.rules import Slot
+from formats.family.slots import Slot
 from formats.gguf.names import FUSED_EXPERTS, hub_name, ops_from_gguf, spell
 from formats.stored import Problem
 from formats.tensor import TensorInfo

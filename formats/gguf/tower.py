@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from formats.errors import FormatError
 from formats.family.config_fields import MAX_LAYERS, MAX_SIZE
 from formats.family.ops import Shape, shape_after
-from formats.family.rules import tower
+from formats.family.slots import tower
 from formats.gguf.header import Kv
 from formats.gguf.keys import shown
 from formats.gguf.vision import CHANNELS, FRAMES, VisionTensor, vision_tensors

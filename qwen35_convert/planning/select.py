@@ -10,7 +10,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.layout import Atom
 from formats.family.names import optional_part
-from formats.family.rules import family
+from formats.family.slots import family
 from formats.stored import Problem, by_cause, tell
 from quant.policy import PolicyRule
 from qwen35_convert.errors import RecipeError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from formats.family.rules import Form
+from formats.family.slots import Form
 from tests.checkpoints import make_weights, text_config, write_checkpoint
 
 INPUT, MISUSED, DONE = 3, 2, 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from formats.family.config import read_config
 from formats.family.ops import shape_after
-from formats.family.rules import Form, family
+from formats.family.slots import Form, family
 from formats.gguf.file import build_header
 from formats.gguf.header import Kv
 from formats.gguf.metadata import text_metadata

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from formats.family.rules import Form
+from formats.family.slots import Form
 from tests.checkpoints import Weights, hub_config, make_weights, text_config, write_checkpoint
 
 NANO = Path(__file__).parent.parent / "data" / "nano-dense"

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
-from formats.family.rules import Form
+from formats.family.slots import Form
 from quant.errors import QuantError
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint

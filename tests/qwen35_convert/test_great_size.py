@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
-from formats.family.rules import Form
+from formats.family.slots import Form
 from quant.stored import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 

@@ -13,7 +13,7 @@ from formats.family.layout import fused_group
 from formats.family.names import TEXT
 from formats.family.ops import apply_all
 from formats.family.recognise import recognise
-from formats.family.rules import Form
+from formats.family.slots import Form
 from formats.tensor import TensorInfo
 from quant.fp8.scheme import FORMS
 from quant.registry import RECOGNISERS

@@ -9,7 +9,7 @@ import pytest
 
 from formats.family.config import read_config
 from formats.family.recognise import recognise
-from formats.family.rules import Form
+from formats.family.slots import Form
 from formats.stored import by_cause, tell
 from formats.tensor import TensorInfo
 from quant.registry import RECOGNISERS

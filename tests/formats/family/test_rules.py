@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 from formats.family.config import Config, read_config
 from formats.family.config_fields import DENSE_FIELDS, MOE_FIELDS, TEXT_FIELDS, VISION_FIELDS
 from formats.family.roles import ROLES
-from formats.family.rules import (
-    LAYER_PREFIXES,
-    RULES,
-    Form,
-    Slot,
-    dimension,
-    family,
-    template,
-)
+from formats.family.rules import LAYER_PREFIXES, RULES, template
+from formats.family.slots import Form, Slot, dimension, family
 
 TEXT = (
     "hidden_size",

@@ -14,7 +14,8 @@ import torch
 from formats.errors import FormatError
 from formats.family.config import Config, read_config
 from formats.family.ops import apply_all, shape_after
-from formats.family.rules import VISION, VISION_BLOCK, shape_of
+from formats.family.rules import VISION, VISION_BLOCK
+from formats.family.slots import shape_of
 from formats.gguf.file import build_header
 from formats.gguf.vision import VISION_NAMES, mmproj_metadata, read_preprocessor, vision_tensors
 from tests.checkpoints import hub_config, text_config

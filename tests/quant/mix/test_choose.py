@@ -18,7 +18,7 @@ import pytest
 from formats.family.config import read_config
 from formats.family.ops import shape_after
 from formats.family.roles import ROLES
-from formats.family.rules import Form, family
+from formats.family.slots import Form, family
 from formats.gguf.names import gguf_name, ops_to_gguf
 from quant.errors import QuantError
 from quant.ggml import codec as ggml

@@ -9,7 +9,7 @@ import pytest
 
 import qwen35_convert as q
 from benchmarks.sparse import COMMON, Shape, write_sparse
-from formats.family.rules import Form
+from formats.family.slots import Form
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.fit.base import base_of
 from qwen35_convert.fit.by_role import ByRole

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import qwen35_convert as q
-from formats.family.rules import Form
+from formats.family.slots import Form
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.serving.memory import memory_needed
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
