@@ -3,35 +3,27 @@
     "GGUF"  version u32  tensors u64  pairs u64    all little-endian
     pair    key, type u32, value                   an array: type u32, count u64, values
     tensor  name, dims u32, sizes u64 (fastest first), type u32, offset u64 (from the data's start)
-    string  length u64, UTF-8
 
-Source: ggml's `gguf.h` and its reader. Every length is held against what is left of the header
-before it is used, and every count has a limit, so a hostile file costs little. Trap: sizes run the
-other way round than torch's shapes.
+Source: ggml's `gguf.h` and its reader. `cursor` holds every length against what is left, and every
+count has a limit, so a hostile file costs little. Trap: sizes run the other way round than torch's
+shapes.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from struct import Struct
+from typing import Any
 
 from formats.content import FIRST, content_of
 from formats.errors import FormatError
+from formats.gguf.cursor import ONE, Cursor
 from formats.tensor import TensorInfo
 
-# Kinds of values in the order of their numbers, with struct's letters; a bool is one byte.
-KINDS = {
-    "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i",
-    "float32": "f", "bool": "B", "string": "", "array": "", "uint64": "Q", "int64": "q",
-    "float64": "d",
-}  # fmt: skip
-NAMES = tuple(KINDS)
-ONE = {kind: struct.Struct("<" + letter) for kind, letter in KINDS.items()}
 VERSIONS = (2, 3)
 MAGIC = b"GGUF"
-FIXED = struct.Struct("<4sIQQ")
+FIXED = Struct("<4sIQQ")
 # The largest release has about 2,000 tensors, 60 keys, and arrays of 248,320 strings.
 MAX_TENSORS = 1 << 16
 MAX_PAIRS = 1 << 16
@@ -88,122 +80,6 @@ class Metadata(Mapping[str, Kv]):
         return len(self._entries)
 
 
-class Cursor:
-    """A place in the header: no step passes the end, no length is used before it fits."""
-
-    def __init__(self, file: str, view: memoryview, position: int = 0) -> None:
-        self.file = file
-        self.view = view
-        self.position = position
-
-    def fail(self, subject: str, reason: str) -> NoReturn:
-        """Raise FormatError about this file."""
-        raise FormatError(f"{self.file}: {subject} {reason}") from None
-
-    def take(self, nbytes: int, subject: str) -> int:
-        """Step over so many bytes and return where they start."""
-        start, left = self.position, len(self.view) - self.position
-        if nbytes > left:
-            self.fail(subject, f"needs {nbytes} bytes at byte {start}, expected at most {left}")
-        self.position = start + nbytes
-        return start
-
-    def integer(self, kind: str, subject: str) -> int:
-        """Return a number of one of the integer kinds."""
-        one = ONE[kind]
-        return int(one.unpack_from(self.view, self.take(one.size, subject))[0])
-
-    def name(self, subject: str, most: int) -> str:
-        """Return a key or a tensor's name: printable, and of at most so many bytes."""
-        length = self.integer("uint64", subject)
-        if not 0 < length <= most:
-            self.fail(subject, f"has a name of {length} bytes, expected 1 to {most}")
-        name = self._text(length, subject)
-        if not name.isprintable():
-            self.fail(subject, f"is named {name!r}, expected printable characters")
-        return name
-
-    def kind(self, subject: str) -> str:
-        """Return the name of a value type."""
-        number = self.integer("uint32", subject)
-        if number >= len(NAMES):
-            self.fail(subject, f"has value type {number}, expected 0 to {len(NAMES) - 1}")
-        return NAMES[number]
-
-    def pair(self, key: str) -> Kv | Span:
-        """Return what is under a key."""
-        kind = self.kind(key)
-        if kind == "array":
-            return self._span(key)
-        if kind == "string":
-            return Kv(key, kind, self._text(self.integer("uint64", key), key))
-        return Kv(key, kind, self.items(kind, 1, key)[0])
-
-    def items(self, kind: str, count: int, subject: str) -> list[Any]:
-        """Return so many values of one kind. FormatError for a bool or text that is neither."""
-        if kind == "string":
-            return self._strings(count, subject)
-        start = self.take(count * ONE[kind].size, subject)
-        values = list(struct.unpack_from(f"<{count}{KINDS[kind]}", self.view, start))
-        if kind != "bool":
-            return values
-        odd = next((value for value in values if value > 1), None)
-        if odd is not None:
-            self.fail(subject, f"has the bool {odd}, expected 0 or 1")
-        return [value == 1 for value in values]
-
-    def _text(self, nbytes: int, subject: str) -> str:
-        start = self.take(nbytes, subject)
-        try:
-            return str(self.view[start : self.position], "utf-8")
-        except UnicodeDecodeError:
-            self.fail(subject, f"has bytes that are not UTF-8 at byte {start}")
-
-    def _span(self, subject: str) -> Span:
-        item = self.kind(subject)
-        if item == "array":
-            self.fail(subject, "is an array of arrays, expected an array of scalars or strings")
-        count = self.integer("uint64", subject)
-        if count > MAX_ITEMS:
-            self.fail(subject, f"has {count} items, expected at most {MAX_ITEMS}")
-        start = self.position
-        if item == "string":
-            self._skip_strings(count, subject)
-        else:
-            self.take(count * ONE[item].size, subject)
-        return Span(item, count, start)
-
-    def _skip_strings(self, count: int, subject: str) -> None:
-        read, view, position, end = ONE["uint64"].unpack_from, self.view, self.position, self.end
-        for _ in range(count):
-            if position > end - 8:
-                position = end + 1
-                break
-            position += 8 + read(view, position)[0]
-        if position > end:
-            self.fail(subject, f"has {count} strings, expected them to end by byte {end}")
-        self.position = position
-
-    def _strings(self, count: int, subject: str) -> list[str]:
-        """Return strings that `_skip_strings` has passed over."""
-        read, view, position = ONE["uint64"].unpack_from, self.view, self.position
-        values: list[str] = []
-        try:
-            for _ in range(count):
-                start = position + 8
-                position = start + read(view, position)[0]
-                values.append(str(view[start:position], "utf-8"))
-        except UnicodeDecodeError:
-            self.fail(f"{subject}[{len(values)}]", "has bytes that are not UTF-8")
-        self.position = position
-        return values
-
-    @property
-    def end(self) -> int:
-        """Where the header ends at the latest."""
-        return len(self.view)
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """What a header says; `offsets` are the tensors' from the start of the data, `length` its own.
@@ -234,10 +110,35 @@ def parse_header(file: str, view: memoryview) -> Head:
         key = cursor.name(f"key {i}", MAX_KEY)
         if key in entries:
             cursor.fail(key, "is duplicated, expected once")
-        entries[key] = cursor.pair(key)
+        entries[key] = _pair(cursor, key)
     infos, offsets = _read_tensors(cursor, tensors)
     kv = Metadata(file, bytes(view[: cursor.position]), entries)
     return Head(version, kv, infos, offsets, cursor.position)
+
+
+def _pair(cursor: Cursor, key: str) -> Kv | Span:
+    """Return what is under a key; arrays are stepped over."""
+    kind = cursor.kind(key)
+    if kind == "array":
+        return _span(cursor, key)
+    if kind == "string":
+        return Kv(key, kind, cursor.text(cursor.integer("uint64", key), key))
+    return Kv(key, kind, cursor.items(kind, 1, key)[0])
+
+
+def _span(cursor: Cursor, key: str) -> Span:
+    item = cursor.kind(key)
+    if item == "array":
+        cursor.fail(key, "is an array of arrays, expected an array of scalars or strings")
+    count = cursor.integer("uint64", key)
+    if count > MAX_ITEMS:
+        cursor.fail(key, f"has {count} items, expected at most {MAX_ITEMS}")
+    start = cursor.position
+    if item == "string":
+        cursor.skip_strings(count, key)
+    else:
+        cursor.take(count * ONE[item].size, key)
+    return Span(item, count, start)
 
 
 def _check_start(file: str, first: bytes, magic: bytes, version: int) -> None:

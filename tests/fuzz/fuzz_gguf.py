@@ -11,14 +11,15 @@ from pathlib import Path
 from formats.errors import FormatError
 from formats.family.config import read_config
 from formats.gguf.config import config_from_metadata
+from formats.gguf.cursor import NAMES
 from formats.gguf.file import GgufFile
-from formats.gguf.header import NAMES
 from formats.gguf.tokenizer_files import tokenizer_files
 from tests.fuzz.loop import main
 
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "x.gguf"
 MODULES = (
+    "formats.gguf.cursor",
     "formats.gguf.header",
     "formats.gguf.file",
     "formats.gguf.keys",

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.errors import FormatError
+from formats.gguf.cursor import KINDS
 from formats.gguf.file import ALIGNMENT, GgufFile, build_header
-from formats.gguf.header import KINDS, Kv
+from formats.gguf.header import Kv
 from formats.safetensors.file import TORCH_NAMES
 from formats.tensor import TensorInfo, block_of
 from tests.formats.gguf.by_hand import (
