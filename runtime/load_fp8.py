@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quant.fp8.form import CODES, SCALE
 from quant.fp8.scales import CODE_TYPE
-from quant.fp8.scheme import CODES, SCALE, Fp8
+from quant.fp8.scheme import Fp8
 from quant.stored import Value
 from runtime.joined import fill
 from runtime.kernels.linear.weight import BLOCK, Fp8Weight

@@ -9,7 +9,8 @@ from formats.family.layout import Atom
 from formats.family.moves import Regroup, Rows, Tile, Unstack
 from formats.family.ops import apply_all, shape_after
 from formats.tensor import TensorInfo
-from quant.fp8.scheme import BLOCKS, CODES, SCALE
+from quant.fp8.form import CODES, SCALE
+from quant.fp8.scheme import BLOCKS
 from quant.plain import Plain
 from quant.stored import CHUNK_BYTES, open_value
 
