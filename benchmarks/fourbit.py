@@ -122,7 +122,7 @@ def theirs(run: Run, peer: str, scheme: str, method: str, out: Path) -> dict[str
 
 def decoded(artifact: Path) -> dict[str, Any]:
     """Return the float32 values of the quantised weights in the layers of our artifact."""
-    from quant.stored import open_value
+    from quant.opening import open_value
     from qwen35_convert.containers.registry import open_checkpoint
 
     checkpoint = open_checkpoint(artifact)

@@ -9,7 +9,7 @@ from formats.stored import KEEP, StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
 from quant.finite import count_not_finite
-from quant.scheme import Cost, Part, Shape
+from quant.part import Cost, Part, Shape
 from quant.usual import Usual
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 from formats.family.roles import ROLES
 from formats.family.rules import RULES
 from formats.stored import KEEP
+from quant.choices import USUAL, Choices
 from quant.errors import QuantError
 from quant.registry import get_scheme
-from quant.scheme import USUAL, Choices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from formats.nearest import nearest, one_of
 from formats.stored import KEEP
+from quant.choices import USUAL
 from quant.errors import QuantError
 from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
@@ -20,13 +21,13 @@ from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml_types import GgmlTypes
 from quant.plain import Plain
-from quant.scheme import USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from formats.stored import Recogniser
-    from quant.scheme import Choices, Scheme
+    from quant.choices import Choices
+    from quant.scheme import Scheme
 
 SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme for scheme in (BLOCKS, CHANNELS, NVFP4, NVFP4_INPUTS, MXFP4, INT4, INT8)

@@ -8,89 +8,26 @@ torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from formats.stored import Recogniser, StoredForm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from formats.family.ops import Op
-    from formats.tensor import TensorInfo
+    from quant.choices import Choices
     from quant.measure import Error
+    from quant.part import Cost, Part, Shape
 
     StoredRanges = Iterator[tuple[int, Mapping[str, Tensor]]]
 
-Shape = tuple[int, ...]
-COMPRESSED = "compressed-tensors"
 # What `prepare` found out about whole weights, for `encode`.
 Prepared = Any
 # A `quant.fourbit.hessian.Factor`, for schemes that are calibrated.
 Factor = Any
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One stored tensor of a weight.
-
-    key         the scheme's word for it: codes, scale, global_scale
-    rows        how many rows of the weight share one of its rows; None: all share the whole of it;
-                of the first part only where it is packed
-    stacked     of a stack of experts it has the leading axis too
-    constant    what it holds, where that follows from the shape: it is neither encoded nor decoded
-    unpack      makes a row for each row of the weight of one that holds several, packed
-    fused       it must be the same in all weights that engines fuse into one matrix
-    transposed  columns of the weight come first in the file
-    measured    it is found by running the model, not by encoding the weight
-    """
-
-    key: str
-    info: TensorInfo
-    rows: int | None = 1
-    stacked: bool = True
-    constant: tuple[int, ...] | None = None
-    unpack: Callable[[Tensor], Tensor] | None = None
-    fused: bool = False
-    transposed: bool = False
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What a recipe may choose of the schemes that have a choice; None: what they usually do.
-
-    scale      the type of FP8's scales
-    group      columns that share a step
-    symmetric  whether there are no zero points
-    dialect    whose names and config are written
-    """
-
-    scale: str = "pow2"
-    group: int | None = None
-    symmetric: bool | None = None
-    dialect: str = COMPRESSED
-
-
-USUAL = Choices()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Bytes held for each element of a weight.
-
-    read     mapped, decoded, and on the way there
-    write    while encoding, beside what was read
-    compare  while comparing, beside both sides as they were read
-    measure  while measuring: both sides in float32
-    """
-
-    read: int
-    write: int
-    compare: int
-    measure: int = 8
 
 
 class Scheme(StoredForm, Recogniser, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from quant.scheme import COMPRESSED
+from quant.choices import COMPRESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from formats.family.ops import Op
     from formats.stored import Problem, Recogniser
     from formats.tensor import TensorInfo
+    from quant.choices import Choices
     from quant.measure import Error
-    from quant.scheme import Choices, Prepared, Scheme, Shape, StoredRanges
+    from quant.part import Shape
+    from quant.scheme import Prepared, Scheme, StoredRanges
 
 
 class Usual:

@@ -26,7 +26,8 @@ from formats.family.names import PARTS
 from formats.family.roles import ROLES
 from formats.read_scale import read_scale
 from formats.stored import by_cause, tell
-from quant.stored import Value, open_value
+from quant.opening import open_value
+from quant.stored import Value
 from runtime.joined import fill, joined_shape
 from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope

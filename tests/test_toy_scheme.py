@@ -20,7 +20,7 @@ from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
 from quant import registry
 from quant.measure import Error, measure
-from quant.scheme import Cost, Part, Shape
+from quant.part import Cost, Part, Shape
 from quant.usual import Usual
 from qwen35_convert import api
 from qwen35_convert.options import RunOptions

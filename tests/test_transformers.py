@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe.recipe import read_recipe

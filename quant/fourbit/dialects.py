@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quant.scheme import COMPRESSED
+from quant.choices import COMPRESSED
 
 MODELOPT = "modelopt"
 WEIGHT = "weight"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE, stored_parts
-from quant.scheme import Cost, Part, Shape
+from quant.part import Cost, Part, Shape
 from quant.usual import Usual
 
 if TYPE_CHECKING:

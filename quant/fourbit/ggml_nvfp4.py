@@ -24,7 +24,7 @@ from quant.fourbit.nvfp4 import NVFP4, Nvfp4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
 from quant.ggml import codec
 from quant.ggml.scheme import BLOCKS, Ggml
-from quant.scheme import Part, Shape
+from quant.part import Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.stored import ONE_GROUP, ORDERED, ZEROS, StoredWeight
 from formats.tensor import TensorInfo
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit.integer import (
     SCALE_TYPES,
@@ -33,7 +34,7 @@ from quant.fourbit.integer import (
 )
 from quant.fourbit.parts import ORDER, PACKED, SCALE, SHAPE, ZERO, stored_parts
 from quant.fourbit.words import in_a_word, pack_columns, pack_rows, unpack_columns, unpack_rows
-from quant.scheme import Choices, Cost, Part, Shape
+from quant.part import Cost, Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -23,7 +23,7 @@ from quant.fourbit.integer import (
     strategy,
 )
 from quant.fourbit.parts import SCALE, ZERO, stored_parts
-from quant.scheme import Part, Shape
+from quant.part import Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quant.fourbit.columns import groups_of, is_usual, spread
 from quant.fourbit.parts import ORDER, SCALE, ZERO
-from quant.scheme import Cost
+from quant.part import Cost
 from quant.usual import Usual
 
 if TYPE_CHECKING:

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
+from quant.choices import COMPRESSED, Choices
 from quant.errors import RESTORE_SCALE, QuantError
 from quant.fourbit.dialects import DIALECTS, Dialect
 from quant.fourbit.fp4 import E2M1_MAX, Fp4
 from quant.fourbit.parts import GLOBAL, INPUTS, PACKED, SCALE, stored_parts
-from quant.scheme import COMPRESSED, Choices, Part, Shape
+from quant.part import Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

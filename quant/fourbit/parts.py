@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from formats.tensor import TensorInfo
-    from quant.scheme import Scheme, Shape
+    from quant.part import Shape
+    from quant.scheme import Scheme
 
 PACKED, SCALE, GLOBAL = "_packed", "_scale", "_global_scale"
 SHAPE, ZERO, ORDER = "_shape", "_zero_point", "_g_idx"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.stored import ZEROS
 from formats.tensor import TensorInfo
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit.int4 import Int4
 from quant.fourbit.integer import Steps
@@ -36,7 +37,7 @@ from quant.fourbit.words import (
     unpack_awq,
     unpack_rows,
 )
-from quant.scheme import Choices, Part, Shape
+from quant.part import Part, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from formats.nearest import one_of
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fp8.scales import CODE_TYPE, CODE_TYPES, COMPRESSED, OFFICIAL, SCALE_TYPES, suffix_of
-from quant.scheme import Choices, Part, Shape
+from quant.part import Part, Shape
 from quant.usual import Usual
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quant.fp8.form import BLOCK, CODES, SCALE, Fp8Form
 from quant.fp8.scales import CODE_TYPE, OFFICIAL, explain
-from quant.scheme import Cost
+from quant.part import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
 from quant.finite import count_not_finite
 from quant.ggml import codec
-from quant.scheme import Cost, Part, Shape
+from quant.part import Cost, Part, Shape
 from quant.usual import Usual
 
 if TYPE_CHECKING:

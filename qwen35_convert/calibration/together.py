@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
-from quant.scheme import Scheme, Shape
-from quant.stored import open_value
+from quant.opening import open_value
+from quant.part import Shape
+from quant.scheme import Scheme
 from qwen35_convert.calibration.memory import matrices_at_once
 from qwen35_convert.planning.plan import Item
 from qwen35_convert.run.encoded import naming

@@ -24,7 +24,8 @@ from formats.family.roles import ROLES
 from formats.stored import KEEP
 from quant.ggml.codec import POOR_UNWEIGHTED
 from quant.importance import importance
-from quant.stored import Value, each_row, open_value
+from quant.opening import open_value
+from quant.stored import Value, each_row
 from qwen35_convert.fit.sizes import scheme_of_form
 from qwen35_convert.planning.plan import Item
 from qwen35_convert.recipe.parts import FORMATS, NEAREST

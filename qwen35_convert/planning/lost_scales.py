@@ -16,7 +16,7 @@ from formats.family.layout import Atom
 from formats.family.roles import ROLES
 from quant.errors import RESTORE_SCALE
 from quant.fp8.scales import holds_codes
-from quant.stored import open_value
+from quant.opening import open_value
 
 SAMPLE_ROWS = 8
 LARGE = 8.0

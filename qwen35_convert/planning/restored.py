@@ -10,7 +10,7 @@ from __future__ import annotations
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.roles import ROLES
-from quant.stored import open_value
+from quant.opening import open_value
 
 SAMPLE_ROWS = 16
 

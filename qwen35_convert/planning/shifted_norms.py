@@ -15,7 +15,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.arithmetic import AddOne, Float32
 from formats.family.layout import Atom
-from quant.stored import open_value
+from quant.opening import open_value
 
 MEDIAN, SMALLEST = 0.6, 0.3
 WORDS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from formats.chat_template import has_places
 from formats.nearest import one_of
+from quant.choices import Choices
 from quant.registry import SCHEMES
-from quant.scheme import Choices
 from qwen35_convert.sizes import parse_size
 
 MAX_GLOB = 500

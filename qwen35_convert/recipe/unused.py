@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from quant.choices import Choices
 from quant.registry import SCHEMES
-from quant.scheme import Choices
 from qwen35_convert.recipe.parts import FORMATS, Verify
 from qwen35_convert.recipe.recipe import Recipe
 

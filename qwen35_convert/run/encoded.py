@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from formats.checkpoint import Checkpoint
 from formats.safetensors.file import torch_dtype
 from quant.errors import QuantError
-from quant.scheme import Part
-from quant.stored import Value, open_value
+from quant.opening import check_scales, open_value
+from quant.part import Part
+from quant.stored import Value
 from qwen35_convert.planning.plan import Item
 from qwen35_convert.run.finite import check_logarithms, describe_not_finite
 from qwen35_convert.run.placed import Piece, Placed, shared_out
@@ -27,7 +28,7 @@ def convert_item(item: Item, source: Checkpoint, sink: FolderSink, worker: Worke
     value = open_value(source, item.atom, item.ops)
     with naming(item, source):
         check_logarithms(source, item)
-        value.check_scales()
+        check_scales(value)
         _encode(value, item, sink, worker)
 
 

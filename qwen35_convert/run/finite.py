@@ -12,7 +12,7 @@ from formats.family.arithmetic import NegExp
 from formats.family.layout import Atom
 from quant.errors import QuantError
 from quant.finite import count_not_finite
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.planning.plan import Item
 
 

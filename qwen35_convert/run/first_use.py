@@ -23,8 +23,9 @@ from formats.errors import Qwen35Error
 from formats.safetensors.file import torch_dtype
 from formats.tensor import block_of
 from quant.ggml_types import ggml_type
+from quant.part import Part
 from quant.registry import OTHER_FORMS, SCHEMES
-from quant.scheme import Part, Scheme
+from quant.scheme import Scheme
 from quant.stored import each_row
 from qwen35_convert.options import default_workers
 from qwen35_convert.progress import notice

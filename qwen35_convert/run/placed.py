@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quant.scheme import Part
+from quant.part import Part
 from qwen35_convert.planning.plan import Output
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.safetensors.file import torch_dtype
 from formats.tensor import DTYPE_BYTES
+from quant.opening import open_value
 from quant.plain import PLAIN_TYPES
 from quant.scheme import Factor, Scheme
-from quant.stored import CHUNK_BYTES, open_value
+from quant.stored import CHUNK_BYTES
 from qwen35_convert.planning.plan import Item, Plan
 
 if TYPE_CHECKING:

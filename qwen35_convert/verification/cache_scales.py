@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import ATTENTION, KEYS, cache_scales
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.failure import Failure
 from qwen35_convert.recipe.parts import NO_CACHE
 from qwen35_convert.verification.proof import Proof

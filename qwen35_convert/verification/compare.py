@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from quant.measure import Error
-from quant.stored import Value, open_value
+from quant.opening import open_value
+from quant.stored import Value
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.failure import Failure
 

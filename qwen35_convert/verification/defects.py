@@ -9,7 +9,8 @@ from functools import partial
 from formats.checkpoint import Checkpoint
 from formats.family.activation_scales import INPUTS, scaled_by
 from formats.family.layout import Atom
-from quant.stored import open_value, scheme_of
+from quant.opening import open_value
+from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.threads import each
 from qwen35_convert.verification.proof import Proof

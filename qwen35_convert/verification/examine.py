@@ -18,7 +18,7 @@ from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
 from formats.family.moves import Unstack
 from formats.family.ops import Shape
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.verification.kept_types import recast
 from qwen35_convert.verification.row_order import describe, find_order
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
-from quant.stored import open_value, scheme_of
+from quant.opening import open_value
+from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
 
 SHARE = 1e-4

@@ -16,7 +16,7 @@ from typing import Any
 from formats.errors import FormatError
 from quant.errors import QuantError
 from quant.measure import Error
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.calibration.device import CPU, device_named
 from qwen35_convert.calibration.layers import Layers
 from qwen35_convert.calibration.texts import Texts

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from formats.checkpoint import FOLIO, MAX_MAPPED, Checkpoint
 from quant.measure import Error
+from quant.opening import open_value
 from quant.scheme import Scheme
-from quant.stored import each_row, open_value
+from quant.stored import each_row
 from qwen35_convert.containers.registry import container_of
 from qwen35_convert.planning.plan import Item, Output, Plan
 from qwen35_convert.run.encoded import Encoded, encoded_rows

@@ -8,13 +8,14 @@ from functools import partial
 
 import torch
 
+from quant.choices import Choices
 from quant.fourbit.hessian import factor
 from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL
-from quant.scheme import Choices, Scheme
+from quant.scheme import Scheme
 from tests.planted.artifact import Artifact
 from tests.planted.edit import Entry, TensorFile, Tensors, editing
 from tests.planted.source_faults import original

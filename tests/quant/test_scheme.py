@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from formats.tensor import TensorInfo
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fp8 import cpu as fp8_cpu
 from quant.fp8 import reference as fp8
 from quant.fp8.form import CODES, SCALE
 from quant.registry import SCHEMES, get_scheme, get_schemes
-from quant.scheme import Choices
 from quant.stored import each_row
 
 TORCH_TYPES = {

@@ -11,8 +11,9 @@ from formats.family.ops import apply_all, shape_after
 from formats.tensor import TensorInfo
 from quant.fp8.form import CODES, SCALE
 from quant.fp8.scheme import BLOCKS
+from quant.opening import open_value
 from quant.plain import Plain
-from quant.stored import CHUNK_BYTES, open_value
+from quant.stored import CHUNK_BYTES
 
 REGROUP = Regroup(4, (32, 32, 96, 96), (0, 1, 2))
 

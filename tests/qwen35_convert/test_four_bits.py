@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import qwen35_convert as q
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 from tests.qwen35_convert.verification.damage import edit_config
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import qwen35_convert as q
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit.parts import PACKED, SCALE, ZERO
 from quant.fourbit.qweight import GPTQ_WRITTEN
-from quant.scheme import Choices
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.containers.safetensors.gptq_rules import with_rules
 from qwen35_convert.errors import RecipeError

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.sparse import A3B, Shape, write_sparse
 from formats.family.slots import Form
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 
 F, H = 4096, 4096

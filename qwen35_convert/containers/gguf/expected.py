@@ -30,7 +30,7 @@ from quant.ggml.codec import CASTS
 from quant.ggml_types import ggml_type
 from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.tensors import Facts, MixTensor
-from quant.scheme import Part
+from quant.part import Part
 from quant.stored import scheme_of
 from qwen35_convert.card.front_matter import read_front_matter, words
 from qwen35_convert.containers.gguf.about import about_of, asked_about, base_model_pairs

@@ -19,7 +19,7 @@ from formats.gguf.vision import VisionTensor, vision_tensors
 from formats.safetensors.file import torch_dtype
 from quant.ggml.scheme import BLOCKS, Ggml
 from quant.measure import same_bits
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.failure import Failure
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from formats.json_file import read_object
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
 from formats.safetensors.methods import BESIDE
+from quant.choices import COMPRESSED
 from quant.fourbit.dialects import MODELOPT
 from quant.registry import SCHEMES
-from quant.scheme import COMPRESSED
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES
 from qwen35_convert.containers.safetensors.config_rules import places

@@ -27,7 +27,8 @@ from quant.errors import QuantError
 from quant.fourbit.columns import groups_of
 from quant.fourbit.parts import ORDER, SCALE, ZERO
 from quant.fourbit.qweight import Gptq, Turned
-from quant.stored import Value, open_value
+from quant.opening import open_value
+from quant.stored import Value
 from qwen35_convert.containers.safetensors.gptq_rules import EXPERTS
 from qwen35_convert.containers.safetensors.ignored_modules import modules_of
 from qwen35_convert.containers.safetensors.quantization_config import module_of

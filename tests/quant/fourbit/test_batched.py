@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit import cpu, device
 from quant.fourbit.batched import Factors, encode_together
@@ -13,7 +14,6 @@ from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
-from quant.scheme import Choices
 from quant.stored import each_row
 from runtime.kernels.gptq import BLOCKS
 from tests.runtime.kernels.gptq import on_the_cpu

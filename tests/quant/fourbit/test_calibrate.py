@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit import calibrate, cpu, reference
 from quant.fourbit.hessian import Factor, factor
@@ -18,7 +19,6 @@ from quant.fourbit.parts import GLOBAL
 from quant.fourbit.rows import Rows
 from quant.fp8.scheme import BLOCKS
 from quant.registry import SCHEMES
-from quant.scheme import Choices
 from quant.stored import each_row
 
 ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))

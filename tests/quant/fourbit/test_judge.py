@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 import torch
 
+from quant.choices import Choices
 from quant.fourbit.hessian import Factor, factor
 from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import PACKED, SCALE, ZERO
-from quant.scheme import Choices
 from quant.stored import each_row
 
 ASYMMETRIC = INT4.with_choices(Choices(group=32, symmetric=False))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quant.choices import Choices
 from quant.errors import QuantError
 from quant.fourbit import cpu, reference
 from quant.fourbit.int4 import INT4
@@ -14,7 +15,6 @@ from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
-from quant.scheme import Choices
 from quant.stored import each_row
 
 DTYPES = (torch.bfloat16, torch.float32)

@@ -7,10 +7,10 @@ import struct
 import pytest
 import torch
 
+from quant.choices import COMPRESSED
 from quant.fourbit.dialects import DIALECTS, MODELOPT
 from quant.fourbit.nvfp4 import NVFP4, NVFP4_INPUTS
 from quant.fourbit.parts import GLOBAL, INPUTS, PACKED, SCALE
-from quant.scheme import COMPRESSED
 
 OURS = NVFP4.in_dialect(MODELOPT)
 # NVFP4QTensor.quantize of `sample()`, ModelOpt 0.47.0: codes, scales, weight_scale_2; the second

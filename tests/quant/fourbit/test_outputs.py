@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quant.choices import Choices
 from quant.fourbit.batched import Factors, encode_together
 from quant.fourbit.hessian import factor
 from quant.fourbit.int4 import INT4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.outputs import DAMP, outputs
-from quant.scheme import Choices
 from quant.stored import each_row
 from tests.runtime.kernels.gptq.on_the_cpu import BLOCKS
 

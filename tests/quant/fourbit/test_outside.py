@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quant.choices import Choices
 from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE, SHAPE, ZERO
-from quant.scheme import Choices
 
 pytest.importorskip("compressed_tensors")
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from formats.errors import FormatError
 from quant.errors import QuantError
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert import api
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.inspection.source import inspect

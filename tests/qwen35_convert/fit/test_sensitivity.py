@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 import qwen35_convert as q
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.fit.probes import Probes
 from qwen35_convert.fit.rounded import Rounder

@@ -6,10 +6,10 @@ import pytest
 
 from formats.family.layout import Atom
 from formats.stored import KEEP
+from quant.choices import Choices
 from quant.plain import Plain
 from quant.policy import Policy, Weight, assign
 from quant.registry import get_scheme
-from quant.scheme import Choices
 from qwen35_convert.planning.ranks import rank_notes
 
 

@@ -16,7 +16,7 @@ from formats.errors import FormatError
 from formats.gguf.file import GgufFile, build_header
 from formats.gguf.header import Kv
 from formats.tensor import TensorInfo
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert import api, measuring
 from qwen35_convert.containers.gguf.imatrix_file import chunks_of, column_order
 from qwen35_convert.containers.registry import open_checkpoint

@@ -9,7 +9,7 @@ import torch
 
 import qwen35_convert as q
 from formats.gguf.file import GgufFile
-from quant.stored import open_value
+from quant.opening import open_value
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.recipe.recipe import build_recipe
 from tests.checkpoints import hub_config, make_weights, write_checkpoint
