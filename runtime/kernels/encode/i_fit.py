@@ -17,7 +17,8 @@ Shape letters: B blocks; LANES of a program.
 
 from __future__ import annotations
 
-from runtime.kernels.encode.k_parts import inverse, lanes, mean_square, nearest
+from runtime.kernels.encode.i_magnitudes import prepared, top_of
+from runtime.kernels.encode.k_parts import inverse, nearest
 from runtime.kernels.encode.levels import search_levels
 from runtime.kernels.launch import jit, tl
 
@@ -44,7 +45,7 @@ def begin_by_levels_kernel(
 ):
     """Write the scale that a search without a grid gives each of LANES of B blocks."""
     block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
-    x, v, _ = _prepared(w, importance, block, B, K, EVEN, SPREAD, 0.0, LANES, COLUMNS)
+    x, v, _ = prepared(w, importance, block, B, K, EVEN, SPREAD, 0.0, LANES, COLUMNS)
     scale, _ = search_levels(x, v, LEVELS, COLUMNS)
     tl.store(scales + block, scale, mask=block < B)
 
@@ -80,9 +81,9 @@ def fit_i_kernel(
     """
     block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside = block < B
-    x, v, minus = _prepared(w, importance, block, B, K, EVEN, SPREAD, PLAIN, LANES, COLUMNS)
+    x, v, minus = prepared(w, importance, block, B, K, EVEN, SPREAD, PLAIN, LANES, COLUMNS)
     if begun is None:
-        top = _top(x, LEAST, COLUMNS)
+        top = top_of(x, LEAST, COLUMNS)
         scale = tl.div_rn(top, tl.full(top.shape, 15.0 if GROUP == 4 else 5.0, tl.float32))
     else:
         scale = tl.load(begun + block, mask=inside, other=0.0)
@@ -100,67 +101,6 @@ def fit_i_kernel(
         if 4 * k < COLUMNS // GROUP:
             to = places + block * ((COLUMNS // GROUP + 3) // 4) + k
             tl.store(to, tl.where(some, packed, 0), mask=inside)
-
-
-@jit
-def _prepared(
-    w,
-    importance,
-    block,
-    B,
-    K,
-    EVEN: tl.constexpr,
-    SPREAD: tl.constexpr,
-    PLAIN: tl.constexpr,
-    LANES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Return |w|, what an error of each column weighs, and the signs, eight bits for eight."""
-    inside = block < B
-    x = lanes(w + block * COLUMNS, inside, LANES, COLUMNS)
-    mean = mean_square(w + block * COLUMNS // 256 * 256, inside, SPREAD)
-    v = ()
-    if importance is None:
-        for j in tl.static_range(COLUMNS):
-            v += (PLAIN * mean + x[j] * x[j],)  # type: ignore[assignment]
-    else:
-        g = lanes(importance + block * COLUMNS % K, inside, LANES, COLUMNS)
-        for j in tl.static_range(COLUMNS):
-            v += (g[j] * tl.sqrt_rn(mean + x[j] * x[j]),)  # type: ignore[assignment]
-    return _magnitudes(x, v, EVEN, COLUMNS)
-
-
-@jit
-def _magnitudes(w, v, EVEN: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return |w|, v, and the signs of each eight; if EVEN, a wrong one makes |w| negative."""
-    x, signs = (), (w[0] * 0.0).to(tl.int32)
-    for e in tl.static_range(COLUMNS // 8):
-        minus = (w[8 * e] < 0).to(tl.int32)
-        count, wrong, least = minus, minus * 0, v[8 * e] * tl.abs(w[8 * e]) * tl.abs(w[8 * e])
-        for j in tl.static_range(1, 8):
-            negative = (w[8 * e + j] < 0).to(tl.int32)
-            minus, count = minus | negative << j, count + negative
-            if EVEN:
-                loss = v[8 * e + j] * tl.abs(w[8 * e + j]) * tl.abs(w[8 * e + j])
-                less = loss < least
-                wrong, least = tl.where(less, j, wrong), tl.where(less, loss, least)
-        if EVEN:
-            wrong = tl.where(count % 2 == 1, wrong, 8)
-            minus = (minus ^ (1 << wrong)) & 127
-        for j in tl.static_range(8):
-            a = tl.abs(w[8 * e + j])
-            x += (tl.where(wrong == j, -a, a) if EVEN else a,)  # type: ignore[assignment]
-        signs |= minus << 8 * e
-    return x, v, signs
-
-
-@jit
-def _top(x, LEAST: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the largest x, 0 below LEAST."""
-    top = x[0]
-    for j in tl.static_range(1, COLUMNS):
-        top = tl.maximum(top, x[j])
-    return tl.where((top >= LEAST) & (top > 0), top, 0.0)
 
 
 @jit
