@@ -26,8 +26,8 @@ from runtime.alike import in_step
 from runtime.errors import RequestError
 from runtime.kernels.linear.cpu import times_rows
 from runtime.layerwise import Progress, Walk
-from runtime.load import Change
 from runtime.logits_report import LayerError, LogitsReport, logits_report
+from runtime.reader import Change
 from runtime.softmax import Divergence
 from runtime.workers import Workers
 

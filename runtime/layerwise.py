@@ -28,7 +28,8 @@ from runtime.errors import RequestError
 from runtime.kernels.linear.product import linear
 from runtime.kernels.norm.rms import rmsnorm
 from runtime.layer_pass import LayerPass, Observer, SeeCache, grouped
-from runtime.load import Change, Loader, check, has_mtp
+from runtime.load import Loader, check, has_mtp
+from runtime.reader import Change
 from runtime.workers import Workers
 
 Progress = Callable[[str], None]

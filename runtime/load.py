@@ -3,16 +3,12 @@
 Any layout that `formats` recognises is read through its atoms, so fused or split experts, the hub's
 or a text-only namespace and FP8 of either kind come out the same. Linears that share their input
 are stored as one: gate and up, q with its gates, k and v, and the four projections of the delta
-rule.
-
-FP8 weights are decoded, codes * scale rounded once to the dtype, or with `keep_fp8` stay codes and
-scales where they can: see load_fp8. With it, weights of four bits are packed: see load_packed.
-A_log, dt_bias and the norm of the delta rule stay float32 where the checkpoint has float32.
+rule. `reader` reads one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,22 +19,16 @@ from formats.errors import FormatError
 from formats.family.cache_scales import SCALED, cache_scales, cached_in_fp8
 from formats.family.config import Config
 from formats.family.names import PARTS
-from formats.family.roles import ROLES
 from formats.read_scale import read_scale
 from formats.stored import by_cause, tell
-from quant.opening import open_value
-from quant.stored import Value
-from runtime.joined import fill, joined_shape
 from runtime.kernels.attention.fp8_cache import Fp8Cache
 from runtime.kernels.attention.frequencies import check_rope
-from runtime.kernels.linear.weight import Fp8Weight, Weight
+from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import Experts, MoeWeights
-from runtime.load_fp8 import fp8_weight, scale_edge
-from runtime.load_packed import pack, packed_group, takes_packed
+from runtime.reader import Reader
 from runtime.weights import Attention, FeedForward, Gdn, Layer, Mlp, Model, Mtp
 
 Expert = tuple[tuple[str, ...], tuple[str, ...]]
-Change = Callable[[Value], Value]
 
 
 def load_model(
@@ -88,22 +78,15 @@ def has_mtp(checkpoint: Checkpoint) -> bool:
 
 
 @dataclass(frozen=True)
-class Loader:
-    """Reads weights by the names of the family table.
+class Loader(Reader):
+    """Puts layers together from what it reads.
 
     lazy_experts  experts are read when they are asked for, and not kept (without a GPU only)
     fp8_cache     keys and values are rounded as in an FP8 cache, if the config asks for one
-    change        gives what is read in place of a tensor; None: all are as they are stored
     """
 
-    checkpoint: Checkpoint
-    device: torch.device
-    dtype: torch.dtype
-    keep_fp8: bool = False
-    dynamic_fp8: bool = False
     lazy_experts: bool = False
     fp8_cache: bool = False
-    change: Change | None = None
 
     @property
     def config(self) -> Config:
@@ -123,40 +106,6 @@ class Loader:
             layer=self._layer("mtp.layers.0.", "full_attention"),
             norm=self.tensor("mtp.norm"),
         )
-
-    def tensor(self, *names: str) -> Tensor:
-        """Return the named tensors as one, decoded, joined along their rows."""
-        values = [self.open(name) for name in names]
-        out = self._empty(joined_shape(values), self._dtype_of(values[0]))
-        fill(out, values)
-        return out
-
-    def linear(self, *names: str) -> Weight:
-        """Return the weights of linears with one input as one, in FP8 or four bits if kept."""
-        edge, values = self._edge(names), [self.open(name) for name in names]
-        if self._packs([values]):
-            return pack(joined_shape(values), [values], self.device)
-        if edge is None:
-            return self.tensor(*names)
-        return self._fp8(joined_shape(values), edge, [values])
-
-    def _packs(self, groups: Iterable[Sequence[Value]]) -> bool:
-        """Return whether weights are packed in four bits."""
-        kept = self.keep_fp8 and takes_packed(self.device, self.dtype)
-        return kept and packed_group(value for values in groups for value in values) is not None
-
-    def open(self, name: str) -> Value:
-        """Open one tensor for reading."""
-        value = open_value(self.checkpoint, self.checkpoint.layout.atoms[name])
-        return value if self.change is None else self.change(value)
-
-    def rows(self, value: Value, index: Tensor) -> Tensor:
-        """Return chosen rows of a tensor, decoded."""
-        return value.pick(index.cpu()).to(self.device, self.dtype)
-
-    def strip(self, value: Value, start: int, stop: int) -> Tensor:
-        """Return rows start to stop of a tensor, decoded."""
-        return value.exact(start, stop).to(self.device, self.dtype)
 
     def _layer(self, prefix: str, kind: str) -> Layer:
         return Layer(
@@ -210,12 +159,12 @@ class Loader:
         router, gate = prefix + "gate", prefix + "shared_expert_gate"
         if self._absorbs(experts[0], shared):
             ups, downs = zip(*experts, shared, strict=True)
-            return MoeWeights(self.tensor(router, gate), self._stack(ups), self._stack(downs))
+            return MoeWeights(self.tensor(router, gate), self._experts(ups), self._experts(downs))
         ups, downs = zip(*experts, strict=True)
         return MoeWeights(
             self.tensor(router),
-            self._stack(ups),
-            self._stack(downs),
+            self._experts(ups),
+            self._experts(downs),
             self.tensor(gate),
             self.linear(*shared[0]),
             self.linear(*shared[1]),
@@ -223,41 +172,12 @@ class Loader:
 
     def _absorbs(self, expert: Expert, shared: Expert) -> bool:
         sizes = self.config.sizes
-        alike = all(self._edge(a) == self._edge(b) for a, b in zip(expert, shared, strict=True))
+        alike = all(self.edge(a) == self.edge(b) for a, b in zip(expert, shared, strict=True))
         return sizes["F"] == sizes["S"] and alike
 
-    def _stack(self, groups: Sequence[tuple[str, ...]]) -> Experts:
+    def _experts(self, groups: Sequence[tuple[str, ...]]) -> Experts:
         """Return one weight for each group of names: stacked, or read when asked for."""
-        if self.lazy_experts:
-            return _LazyExperts(self, groups)
-        edges = {self._edge(names) for names in groups}
-        edge = edges.pop() if len(edges) == 1 else None
-        shape = (len(groups), *joined_shape([self.open(name) for name in groups[0]]))
-        opened = [[self.open(name) for name in names] for names in groups]
-        if self._packs(opened):
-            return pack(shape, opened, self.device)
-        if edge is not None:
-            return self._fp8(shape, edge, opened)
-        out = self._empty(shape, self.dtype)
-        for one, values in zip(out, opened, strict=True):
-            fill(one, values)
-        return out
-
-    def _edge(self, names: tuple[str, ...]) -> int | None:
-        """Return how many rows share a scale in a weight that stays FP8; None: it is decoded."""
-        return scale_edge([self.open(name) for name in names]) if self.keep_fp8 else None
-
-    def _fp8(
-        self, shape: tuple[int, ...], edge: int, groups: Sequence[Sequence[Value]]
-    ) -> Fp8Weight:
-        return fp8_weight(shape, edge, groups, self.device, dynamic=self.dynamic_fp8)
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
-
-    def _dtype_of(self, value: Value) -> torch.dtype:
-        wide = ROLES[value.atom.role].f32 and value.atom.dtype == "F32"
-        return torch.float32 if wide else self.dtype
+        return _LazyExperts(self, groups) if self.lazy_experts else self.stack(groups)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from formats.checkpoint import Checkpoint
 from runtime.layerwise import Walk
-from runtime.load import Change
+from runtime.reader import Change
 from runtime.workers import Workers
 
 

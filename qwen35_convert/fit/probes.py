@@ -21,7 +21,7 @@ from qwen35_convert.verification.logits_cache import LogitsCache
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.load import Change
+    from runtime.reader import Change
 
 Forms = Mapping[str, tuple[Item, str]]
 
