@@ -19,8 +19,8 @@ from pathlib import PurePosixPath
 
 from formats.errors import FormatError
 from formats.safetensors.nested import TEMPLATES
+from formats.side_names import LEGACY_TEMPLATE, TEMPLATE, TOKENIZER_CONFIG
 
-JINJA, IN_JSON, IN_CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 DEFAULT, FIELD = "default", "chat_template"
 Sides = Mapping[str, bytes]
 
@@ -62,17 +62,17 @@ def has_places(text: str) -> bool:
 
 def template_file(name: str) -> str:
     """Return the file of a template by its name."""
-    return JINJA if name == DEFAULT else f"{TEMPLATES}/{name}.jinja"
+    return TEMPLATE if name == DEFAULT else f"{TEMPLATES}/{name}.jinja"
 
 
 def _file(place: str, name: str) -> str:
-    return template_file(name) if place == JINJA else place
+    return template_file(name) if place == TEMPLATE else place
 
 
 def _in_files(sides: Sides) -> Iterator[tuple[str, str]]:
     for file in sides:
         path = PurePosixPath(file)
-        if file == JINJA:
+        if file == TEMPLATE:
             yield DEFAULT, _text(sides, file)
         elif path.parent.name == TEMPLATES:
             yield path.stem, _text(sides, file)
@@ -123,7 +123,7 @@ def _listed(entries: Sequence[object], where: str) -> Iterator[tuple[str, str]]:
 
 
 PLACES: tuple[tuple[str, Callable[[Sides], Iterator[tuple[str, str]]]], ...] = (
-    (JINJA, _in_files),
-    (IN_CONFIG, _in_field(IN_CONFIG)),
-    (IN_JSON, _in_field(IN_JSON)),
+    (TEMPLATE, _in_files),
+    (TOKENIZER_CONFIG, _in_field(TOKENIZER_CONFIG)),
+    (LEGACY_TEMPLATE, _in_field(LEGACY_TEMPLATE)),
 )

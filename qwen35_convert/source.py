@@ -17,6 +17,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.missing import missing
 from formats.safetensors.adapters import ADAPTER_CONFIG
+from formats.side_names import TEMPLATE, TOKENIZER
 from quant.low_rank import Merging
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.errors import RecipeError
@@ -28,7 +29,7 @@ from qwen35_convert.hub.files import ADAPTER
 from qwen35_convert.hub.stream import open_stream
 from qwen35_convert.write.receipt import Origin
 
-TRAINED_WITH = ("chat_template.jinja", "tokenizer.json")
+TRAINED_WITH = (TEMPLATE, TOKENIZER)
 NO_BASE = "leave --base out to convert a whole model"
 DOWNLOAD = "download its files and give the folder"
 

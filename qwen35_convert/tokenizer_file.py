@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from formats.errors import FormatError
+from formats.side_names import TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER = "tokenizer.json"
 PREFACE = "Cannot instantiate Tokenizer from buffer: "
 
 

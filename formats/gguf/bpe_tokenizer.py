@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from formats.errors import FormatError
-from formats.gguf.pre_tokenizer import FROM_ORIGINAL, TOKENIZER, pre_type
+from formats.gguf.pre_tokenizer import FROM_ORIGINAL, pre_type
 from formats.json_file import parse_object
+from formats.side_names import TOKENIZER
 
 # (field of the BPE model, values under which llama.cpp gives the same ids)
 PLAIN_MODEL: tuple[tuple[str, tuple[Any, ...]], ...] = (

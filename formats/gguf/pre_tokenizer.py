@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 
 from formats.errors import FormatError
+from formats.side_names import TOKENIZER
 
-TOKENIZER = "tokenizer.json"
 FROM_ORIGINAL = "take tokenizer.json from the original repository"
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -18,7 +18,7 @@ from formats.chat_template import DEFAULT, ChatTemplates, Sides, read_templates
 from formats.errors import FormatError
 from formats.gguf.bpe_tokenizer import AddedToken, BpeTokenizer, Ends, read_tokenizer
 from formats.gguf.header import Kv
-from formats.gguf.pre_tokenizer import FROM_ORIGINAL, TOKENIZER
+from formats.gguf.pre_tokenizer import FROM_ORIGINAL
 from formats.gguf.tokenizer_files import TEMPLATE, plain_name
 from formats.gguf.tokenizer_json import (
     CONTROL,
@@ -29,8 +29,8 @@ from formats.gguf.tokenizer_json import (
     USER_DEFINED,
 )
 from formats.json_file import parse_object
+from formats.side_names import MERGES, TOKENIZER, TOKENIZER_CONFIG, VOCAB
 
-CONFIG = "tokenizer_config.json"
 # The eot token is the one that the post-processor's last token has displaced as eos.
 WRITTEN_KEYS = SPECIAL_KEYS | {"eot": "eot_token_id"}
 ADD_TYPES = ("bos", "eos", "sep")
@@ -55,7 +55,7 @@ def tokenizer_metadata(
     FormatError if there is no byte-level BPE, if it contradicts itself or the embedding, or if
     llama.cpp would give other ids.
     """
-    config = _read(sides, CONFIG)
+    config = _read(sides, TOKENIZER_CONFIG)
     content = sides.get(TOKENIZER)
     if content is None:
         raise FormatError(_missing(sides))
@@ -83,8 +83,8 @@ def _missing(sides: Sides) -> str:
     fix, why = FROM_ORIGINAL, "a GGUF file holds the tokenizer"
     if "tokenizer.model" in sides:
         why = "tokenizer.model is SentencePiece, which Qwen3.5 does not use"
-    if "vocab.json" in sides and "merges.txt" in sides:
-        fix = "load and save the tokenizer with transformers: vocab.json and merges.txt are here"
+    if VOCAB in sides and MERGES in sides:
+        fix = f"load and save the tokenizer with transformers: {VOCAB} and {MERGES} are here"
     return f"{TOKENIZER} is missing\n  why   {why}\n  fix   {fix}"
 
 
@@ -92,11 +92,11 @@ def _in_config(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the added tokens that tokenizer_config.json lists, by id."""
     given = config.get("added_tokens_decoder") or {}
     if not isinstance(given, dict):
-        raise FormatError(f"{CONFIG}: added_tokens_decoder is not an object")
+        raise FormatError(f"{TOKENIZER_CONFIG}: added_tokens_decoder is not an object")
     entries = []
     for number, entry in given.items():
         if not isinstance(entry, dict) or not (number.isascii() and number.isdigit()):
-            raise FormatError(f"{CONFIG}: added_tokens_decoder[{number!r}] is {entry!r}")
+            raise FormatError(f"{TOKENIZER_CONFIG}: added_tokens_decoder[{number!r}] is {entry!r}")
         entries.append(entry | {"id": int(number)})
     return sorted(entries, key=lambda entry: int(entry["id"]))
 
@@ -163,14 +163,15 @@ def _name(config: Mapping[str, Any], kind: str) -> str | None:
     value = config.get(f"{kind}_token") if kind != "eot" else None
     value = value.get("content") if isinstance(value, dict) else value
     if value is not None and not isinstance(value, str):
-        raise FormatError(f"{CONFIG}: {kind}_token is {value!r}, expected a token")
+        raise FormatError(f"{TOKENIZER_CONFIG}: {kind}_token is {value!r}, expected a token")
     return value or None
 
 
 def _id(kind: str, name: str, ids: Mapping[str, int]) -> int:
     if name not in ids:
         raise FormatError(
-            f"{CONFIG}: {kind}_token is {name!r}, which is not an added token of {TOKENIZER}\n"
+            f"{TOKENIZER_CONFIG}: {kind}_token is {name!r}, which is not an added token of "
+            f"{TOKENIZER}\n"
             "  fix   correct it, or load and save the tokenizer with transformers"
         )
     return ids[name]

@@ -24,6 +24,7 @@ from formats.gguf.tokenizer_json import (
     tokenizer_json,
     vocabulary,
 )
+from formats.side_names import GENERATION, TOKENIZER, TOKENIZER_CONFIG
 
 TEMPLATE = "tokenizer.chat_template"
 NAMED = f"{TEMPLATE}."
@@ -52,12 +53,12 @@ def tokenizer_files(kv: Mapping[str, Kv]) -> dict[str, bytes]:
         added = added_tokens(tokens, types, {number: tokens[number] for number in special.values()})
         config = _config(kv, added, {kind: tokens[number] for kind, number in special.items()})
         files = {
-            "tokenizer.json": _json(tokenizer_json(kv, tokens, types, added), None),
-            "tokenizer_config.json": _json(config, 4),
+            TOKENIZER: _json(tokenizer_json(kv, tokens, types, added), None),
+            TOKENIZER_CONFIG: _json(config, 4),
         }
     files |= {template_file(name): text.encode() for name, text in _templates(kv).items()}
     generation = _generation(kv, tokens)
-    return files | ({"generation_config.json": _json(generation, 4)} if generation else {})
+    return files | ({GENERATION: _json(generation, 4)} if generation else {})
 
 
 def _json(value: object, indent: int | None) -> bytes:

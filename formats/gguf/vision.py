@@ -24,11 +24,12 @@ from formats.family.rules import template
 from formats.gguf.header import Kv
 from formats.json_file import parse_object
 from formats.safetensors.file import TORCH_NAMES
+from formats.side_names import IMAGES, PROCESSOR
 
 # side file, and its part that counts as much as its top; later ones override earlier ones
 PREPROCESSORS = (
-    ("preprocessor_config.json", "media_proc_cfg"),
-    ("processor_config.json", "image_processor"),
+    (IMAGES, "media_proc_cfg"),
+    (PROCESSOR, "image_processor"),
 )
 FRAMES = 2
 CHANNELS = 3

@@ -29,10 +29,24 @@ from formats.safetensors.methods import block_beside, refuse_method, with_block
 from formats.safetensors.nested import is_nested, names_in, nested_names
 from formats.safetensors.place import Choice, Folder
 from formats.safetensors.placing import is_whole, open_all, place_tensors
+from formats.side_names import (
+    ADDED_TOKENS,
+    CONFIG,
+    GENERATION,
+    IMAGES,
+    LEGACY_TEMPLATE,
+    MERGES,
+    PROCESSOR,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VIDEOS,
+    VOCAB,
+)
 from formats.stored import Recogniser
 
 CONTAINER = "safetensors"
-CONFIG = "config.json"
 # What people read; no engine does.
 DOCUMENTS = (
     "LICENSE",
@@ -44,22 +58,22 @@ DOCUMENTS = (
 )
 SIDE_FILES = (
     *DOCUMENTS,
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
+    ADDED_TOKENS,
+    TEMPLATE,
+    LEGACY_TEMPLATE,
     "config_sentence_transformers.json",
-    "generation_config.json",
-    "merges.txt",
+    GENERATION,
+    MERGES,
     "modules.json",
-    "preprocessor_config.json",
-    "processor_config.json",
+    IMAGES,
+    PROCESSOR,
     "sentence_bert_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
+    SPECIAL_TOKENS,
+    TOKENIZER,
     "tokenizer.model",
-    "tokenizer_config.json",
-    "video_preprocessor_config.json",
-    "vocab.json",
+    TOKENIZER_CONFIG,
+    VIDEOS,
+    VOCAB,
 )
 MAX_SIDE_BYTES = 128 << 20
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.side_names import TOKENIZER
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.recipe.parts import Calibrate
 from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.text.tokens import CHUNK, DEFAULT, chunked, text_ids, text_path
-from qwen35_convert.tokenizer_file import TOKENIZER
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,6 +17,7 @@ from formats.safetensors.adapters import ADAPTER_CONFIG, ADAPTER_FILES, adapters
 from formats.safetensors.folder import SIDE_FILES as CARRIED
 from formats.safetensors.methods import BESIDE
 from formats.safetensors.nested import is_nested
+from formats.side_names import CONFIG
 from qwen35_convert.errors import FetchError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Beside those that are carried, licences of any ending.
-SIDE_FILES = ("config.json", INDEX, ADAPTER_CONFIG, *BESIDE, *CARRIED, "LICENSE*", "NOTICE*")
+SIDE_FILES = (CONFIG, INDEX, ADAPTER_CONFIG, *BESIDE, *CARRIED, "LICENSE*", "NOTICE*")
 MERGE_FIRST = "give it as SOURCE, and the model that it changes as --base"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 _SHARD = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9_.-]*/)*[A-Za-z0-9_-][A-Za-z0-9_.-]*\.safetensors")
@@ -100,7 +101,7 @@ def needed(
     shards = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
     if SINGLE in names and SINGLE not in shards:  # opening them decides which is the model
         shards = [SINGLE, *(shards if {*shards} <= {*names} else [])]
-    missing = sorted({"config.json", *shards}.difference(names))
+    missing = sorted({CONFIG, *shards}.difference(names))
     if missing and (ADAPTER_CONFIG in names or adapters(names)):
         raise FetchError(repo, "an adapter (LoRA)", "a whole model", MERGE_FIRST)
     if weight_map is None and SINGLE in missing:
@@ -170,5 +171,5 @@ class Kind:
     needed: Callable[[str, Collection[str], dict[str, str] | None, str], list[str]]
 
 
-MODEL = Kind("config.json", needed)
+MODEL = Kind(CONFIG, needed)
 ADAPTER = Kind(ADAPTER_CONFIG, needed_of_adapter)

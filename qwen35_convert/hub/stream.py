@@ -21,7 +21,6 @@ from formats.content import FIRST
 from formats.json_file import parse_object
 from formats.safetensors.choose import choose
 from formats.safetensors.folder import (
-    CONFIG,
     MAX_SIDE_BYTES,
     SIDE_FILES,
     Headers,
@@ -32,6 +31,7 @@ from formats.safetensors.header import header_length, parse_header
 from formats.safetensors.methods import block_beside, with_block
 from formats.safetensors.nested import is_nested
 from formats.safetensors.placing import is_whole
+from formats.side_names import CONFIG
 from quant.registry import RECOGNISERS
 from qwen35_convert.errors import FetchError
 from qwen35_convert.hub.client import Hub, Listing, check_name, is_offline, open_hub

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from formats.chat_template import FIELD, IN_CONFIG, IN_JSON, JINJA
+from formats.chat_template import FIELD
 from formats.checkpoint import Checkpoint
 from formats.json_file import parse_object
 from formats.safetensors.nested import TEMPLATES
+from formats.side_names import LEGACY_TEMPLATE, PROCESSOR, TEMPLATE, TOKENIZER_CONFIG
 from qwen35_convert.recipe.recipe import Recipe
-
-PROCESSOR = "processor_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,11 @@ def dressed(source: Checkpoint, recipe: Recipe) -> Checkpoint:
     template = recipe.export.chat_template
     if template is None:
         return source
-    instead: dict[str, bytes | None] = {JINJA: template.encode(), IN_JSON: None}
+    instead: dict[str, bytes | None] = {TEMPLATE: template.encode(), LEGACY_TEMPLATE: None}
     for name in source.sides:
         if PurePosixPath(name).parent.name == TEMPLATES:
             instead[name] = None
-    for name in (IN_CONFIG, PROCESSOR):
+    for name in (TOKENIZER_CONFIG, PROCESSOR):
         content = source.side(name)
         fields = {} if content is None else parse_object(content, name)
         if FIELD in fields:

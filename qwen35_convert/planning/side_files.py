@@ -23,16 +23,16 @@ from formats.embedder import check_modules
 from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.safetensors.folder import DOCUMENTS
+from formats.side_names import IMAGES, PROCESSOR, TOKENIZER
 from qwen35_convert.planning.image_sizes import image_sizes
 from qwen35_convert.planning.side_kinds import MEND, check_config, check_kinds
 from qwen35_convert.planning.token_ids import check_ids
 from qwen35_convert.planning.token_names import disagreements
 from qwen35_convert.template import compile_template
-from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
+from qwen35_convert.tokenizer_file import read_tokenizer
 
 LISTS = ("modules.json",)
 WORDS = {list: "a JSON list", dict: "a JSON object"}
-PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 UTF8 = (".jinja", ".txt")
 ORIGINAL = "take the template from the original repository, or mend it there"
 AGAIN = "fetch it again: qwen35 download OWNER/NAME -o DIR"
@@ -104,9 +104,9 @@ def image_notes(source: Checkpoint) -> Iterator[str]:
         yield f"{name}: {problem}: engines fail on images; {MEND}"
     content = source.side(PROCESSOR)
     nested = content is not None and "image_processor" in parse_object(content, PROCESSOR)
-    if not nested and PREPROCESSOR not in source.sides:
+    if not nested and IMAGES not in source.sides:
         yield (
-            f"vision is kept, but there is no {PREPROCESSOR} or {PROCESSOR} that says how images "
+            f"vision is kept, but there is no {IMAGES} or {PROCESSOR} that says how images "
             "are prepared, which transformers, vLLM and SGLang need; copy it from the original "
             "repository"
         )

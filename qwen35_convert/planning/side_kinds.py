@@ -20,8 +20,16 @@ from typing import Any, NamedTuple
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
+from formats.side_names import (
+    CONFIG,
+    GENERATION,
+    IMAGES,
+    PROCESSOR,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    VIDEOS,
+)
 
-CONFIG, GENERATION, SETTINGS = "config.json", "generation_config.json", "tokenizer_config.json"
 MEND = "correct it in the source, or take the file from the original repository"
 TYPES = frozenset(
     {"auto", "bfloat16", "float", "float16", "float32", "float64", "half", "float8_e4m3fn"}
@@ -166,10 +174,10 @@ OF_FILES: Mapping[str, Fields] = {
         "max_new_tokens": SIZE,
         "stop_strings": TEXTS,
     },
-    "preprocessor_config.json": OF_IMAGES,
-    "video_preprocessor_config.json": OF_IMAGES,
-    "processor_config.json": {"image_processor": OBJECT, "video_processor": OBJECT},
-    SETTINGS: SPECIAL
+    IMAGES: OF_IMAGES,
+    VIDEOS: OF_IMAGES,
+    PROCESSOR: {"image_processor": OBJECT, "video_processor": OBJECT},
+    TOKENIZER_CONFIG: SPECIAL
     | {
         "added_tokens_decoder": ADDED,
         "add_bos_token": BOOL,
@@ -181,10 +189,12 @@ OF_FILES: Mapping[str, Fields] = {
         "split_special_tokens": BOOL,
         "tokenizer_class": TEXT,
     },
-    "special_tokens_map.json": SPECIAL,
+    SPECIAL_TOKENS: SPECIAL,
 }
 # What of a side file is no null: transformers looks into it.
-FILLED: Mapping[str, tuple[str, ...]] = {SETTINGS: ("added_tokens_decoder", "split_special_tokens")}
+FILLED: Mapping[str, tuple[str, ...]] = {
+    TOKENIZER_CONFIG: ("added_tokens_decoder", "split_special_tokens")
+}
 # What is nested in a file: the fields of each part.
 NESTED: Mapping[str, Fields] = {"image_processor": OF_IMAGES, "video_processor": OF_IMAGES}
 

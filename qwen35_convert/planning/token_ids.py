@@ -14,7 +14,8 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config_fields import ORIGIN
-from qwen35_convert.planning.side_kinds import CONFIG, GENERATION, MEND, OF_WHOLE, TOKENS
+from formats.side_names import CONFIG, GENERATION
+from qwen35_convert.planning.side_kinds import MEND, OF_WHOLE, TOKENS
 
 
 def check_ids(source: Checkpoint) -> None:

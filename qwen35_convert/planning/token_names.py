@@ -19,11 +19,16 @@ from typing import Any, NamedTuple
 
 from formats.checkpoint import Checkpoint
 from formats.family.config_fields import ORIGIN
+from formats.side_names import (
+    ADDED_TOKENS,
+    MERGES,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCAB,
+)
 from qwen35_convert.planning.token_ids import stated_ids
-from qwen35_convert.tokenizer_file import TOKENIZER
 
-VOCAB, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"
-SETTINGS, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 DECODER = "added_tokens_decoder"
 LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 # What processors put where an image or a video is, or is said to be by a tokenizer's field.
@@ -72,7 +77,7 @@ class Tokens:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Return tokenizer_config.json."""
-        return self.object(SETTINGS)
+        return self.object(TOKENIZER_CONFIG)
 
 
 def disagreements(checkpoint: Checkpoint) -> Iterator[Disagreement]:
@@ -126,10 +131,10 @@ def _merges(tokens: Tokens) -> Iterator[Disagreement]:
 
 
 def _added(tokens: Tokens) -> Iterator[Disagreement]:
-    yield from _of_ids(ADDED, "", tokens.object(ADDED), tokens)
+    yield from _of_ids(ADDED_TOKENS, "", tokens.object(ADDED_TOKENS), tokens)
     listed = _object(tokens.settings.get(DECODER)).items()
     stated = {str(text_of(one)): int(i) for i, one in listed if str(i).isdecimal()}
-    yield from _of_ids(SETTINGS, f"{DECODER}: ", stated, tokens)
+    yield from _of_ids(TOKENIZER_CONFIG, f"{DECODER}: ", stated, tokens)
 
 
 def _of_ids(
@@ -147,8 +152,8 @@ def _of_ids(
 
 
 def _texts(tokens: Tokens) -> Iterator[Disagreement]:
-    special = tokens.object(SPECIAL)
-    for name, fields in ((SETTINGS, tokens.settings), (SPECIAL, special)):
+    special = tokens.object(SPECIAL_TOKENS)
+    for name, fields in ((TOKENIZER_CONFIG, tokens.settings), (SPECIAL_TOKENS, special)):
         for field, text in _named(fields):
             if text not in tokens.ids:
                 problem = f"{field} is {text!r:.80}, which {TOKENIZER} does not have"
@@ -156,8 +161,8 @@ def _texts(tokens: Tokens) -> Iterator[Disagreement]:
     for field, text in _named(special):
         other = text_of(tokens.settings.get(field))
         if field not in LISTS and isinstance(other, str) and other != text:
-            problem = f"{field} is {text!r:.80}, but {SETTINGS} says {other!r:.80}"
-            yield Disagreement(SPECIAL, problem)
+            problem = f"{field} is {text!r:.80}, but {TOKENIZER_CONFIG} says {other!r:.80}"
+            yield Disagreement(SPECIAL_TOKENS, problem)
 
 
 def _named(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from formats.chat_template import DEFAULT as DEFAULT_TEMPLATE
-from formats.chat_template import JINJA, read_templates
+from formats.chat_template import read_templates
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.json_file import parse_object
+from formats.side_names import GENERATION, TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.template import compile_template
-from qwen35_convert.tokenizer_file import TOKENIZER, read_tokenizer
+from qwen35_convert.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
-GENERATION_CONFIG = "generation_config.json"
 CHUNK = 512
 DEFAULT = "default"
 DEFAULT_TEXT = Path(__file__).parent / "default_text.txt"
@@ -77,7 +76,7 @@ def chat_prompt(checkpoint: Checkpoint, prompt: str) -> str:
     if text is None:
         named = ", ".join(map(repr, templates.texts))
         got = f"has no default chat template, only {named}" if named else "has no chat template"
-        raise FormatError(str(place), got, f"{JINJA}, or chat_template in {TOKENIZER_CONFIG}",
+        raise FormatError(str(place), got, f"{TEMPLATE}, or chat_template in {TOKENIZER_CONFIG}",
                           "run without --chat")  # fmt: skip
     template = compile_template(text, templates.where[DEFAULT_TEMPLATE])
     messages = [{"role": "user", "content": prompt}]
@@ -102,7 +101,7 @@ def stop_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
     named = _special_tokens(checkpoint).get("eos_token")
     tokens = [] if named is None else [tokenizer.token_to_id(named)]
     config = checkpoint.config
-    for part in (_object(checkpoint, GENERATION_CONFIG), config.text, config.raw):
+    for part in (_object(checkpoint, GENERATION), config.text, config.raw):
         value = part.get("eos_token_id")
         tokens += value if isinstance(value, list) else [value]
     return frozenset(token for token in tokens if isinstance(token, int))

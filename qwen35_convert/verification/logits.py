@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.side_names import TOKENIZER
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.failure import Failure
 from qwen35_convert.run.heap import give_back_heap, share_heap
 from qwen35_convert.text.tokens import DEFAULT, text_ids, text_path
-from qwen35_convert.tokenizer_file import TOKENIZER
 from qwen35_convert.verification.limits import Limits, limits_of
 from qwen35_convert.verification.logits_cache import LogitsCache
 from qwen35_convert.write.digests import sha256_file

@@ -22,6 +22,7 @@ from formats.gguf.vision import (
     vision_tensors,
 )
 from formats.json_file import parse_object
+from formats.side_names import GENERATION
 from formats.tensor import TensorInfo
 from quant.ggml.codec import fallback
 from quant.ggml.scheme import BLOCKS, Ggml
@@ -30,7 +31,6 @@ from qwen35_convert.containers.gguf.shards import gguf_shard
 from qwen35_convert.planning.plan import Item, Output, Shard
 from qwen35_convert.recipe.recipe import Recipe
 
-GENERATION = "generation_config.json"
 FOLLOWED = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 OTHERWISE = "bf16"
 

@@ -16,6 +16,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 from formats.json_file import parse_object
+from formats.side_names import GENERATION, TOKENIZER_CONFIG
 from qwen35_convert.containers.safetensors.config_rules import RULES
 from qwen35_convert.containers.safetensors.config_table import (
     JUDGED_ELSEWHERE,
@@ -104,8 +105,8 @@ def _may_come(key: str, source: Checkpoint) -> Values:
     """Return what a field may say that the source's config leaves open."""
     if key not in TOKENS:
         return MAY_COME.get(key, ())
-    generation = _beside(source, "generation_config.json")
-    tokenizer = _beside(source, "tokenizer_config.json")
+    generation = _beside(source, GENERATION)
+    tokenizer = _beside(source, TOKENIZER_CONFIG)
     token = tokenizer.get(key.removesuffix("_id"))
     added = tokenizer.get("added_tokens_decoder") or {}
     numbers = [int(i) for i, entry in added.items() if token and entry["content"] == token]

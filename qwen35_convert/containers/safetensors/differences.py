@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from formats.safetensors.folder import CONFIG
+from formats.side_names import CONFIG
 from qwen35_convert.containers.safetensors.config_differences import config_sentences
 from qwen35_convert.difference import differences, first, misplaced
 from qwen35_convert.failure import Failure

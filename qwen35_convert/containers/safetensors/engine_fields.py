@@ -17,6 +17,8 @@ from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import FIELD
 from formats.family.layout import Atom
 from formats.family.moves import Unstack
+from formats.safetensors.methods import BLOCK
+from formats.side_names import CONFIG
 from quant.fourbit.dialects import MODELOPT
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.activation_scales import (
@@ -44,7 +46,6 @@ from qwen35_convert.containers.safetensors.quantization_table import (
 from qwen35_convert.difference import differences, first
 from qwen35_convert.failure import Failure
 
-CONFIG, BLOCK = "config.json", "quantization_config"
 PER_TENSOR = ("fp8-tensor",)
 # By method: what the scheme of a cache may say.
 CACHES = {"compressed-tensors": CACHE_FIELDS, MODELOPT: CACHE_FIELDS | MODELOPT_CACHE_FIELDS}

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from formats.family.layout import Atom
+from formats.side_names import CONFIG
 from quant.fourbit.targets import group_of
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.quantization_table import (
@@ -23,7 +24,6 @@ from qwen35_convert.containers.safetensors.quantization_table import (
 from qwen35_convert.difference import same
 from qwen35_convert.failure import Failure
 
-CONFIG = "config.json"
 # Of inputs whose groups get their scales as engines run, over one that is stored.
 LOCAL = "local"
 Groups = Mapping[str, Mapping[str, Any]]

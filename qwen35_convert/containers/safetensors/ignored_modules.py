@@ -15,13 +15,13 @@ from formats.family.layout import Atom
 from formats.family.names import normalise
 from formats.family.packings import PACKINGS
 from formats.family.roles import ROLES
+from formats.side_names import CONFIG
 from qwen35_convert.containers.safetensors.ignore_rules import ENGINES, ENGINES_OF, PLAIN, Engines
 from qwen35_convert.containers.safetensors.modelopt_fields import LISTED, own_file
 from qwen35_convert.containers.safetensors.quantization_config import module_of
 from qwen35_convert.containers.safetensors.quantization_table import LISTS
 from qwen35_convert.failure import Failure
 
-CONFIG = "config.json"
 # The field that lists what is quantised.
 POSITIVE = "quantized_layers"
 LISTED_VISION = ("qkv", "proj", "linear_fc1", "linear_fc2")

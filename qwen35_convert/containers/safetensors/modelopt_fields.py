@@ -17,6 +17,8 @@ from formats.family.layout import Atom
 from formats.json_file import read_object
 from formats.nearest import one_of
 from formats.safetensors.hf_quant import HF_QUANT, quantization_of
+from formats.safetensors.methods import BLOCK
+from formats.side_names import CONFIG
 from qwen35_convert.containers.safetensors.modelopt import (
     ALGORITHMS,
     GROUP_SIZE,
@@ -26,7 +28,6 @@ from qwen35_convert.containers.safetensors.modelopt import (
 from qwen35_convert.difference import same
 from qwen35_convert.failure import Failure
 
-CONFIG, BLOCK = "config.json", "quantization_config"
 # algorithm: the scale of inputs that it reads for every module, and what is stored without one
 INPUTS = {"NVFP4": ("input_scale", "nvfp4a16"), "FP8": ("input_scale", "fp8-tensor")}
 # Of a group in config.json, and how many bits the codes of a scheme have.

@@ -23,6 +23,7 @@ from formats.family.layout import Atom
 from formats.family.names import optional_part
 from formats.family.packings import PACKINGS, left_alone, promised
 from formats.family.roles import ROLES
+from formats.side_names import CONFIG
 from quant.errors import QuantError
 from quant.fourbit.columns import groups_of
 from quant.fourbit.parts import ORDER, SCALE, ZERO
@@ -37,7 +38,7 @@ from qwen35_convert.failure import Failure
 
 # Hub's name and vLLM's of the same module.
 HUB_INNER, VLLM_INNER = "model.language_model.", "language_model.model."
-CONFIG, INSIDE = "config.json", "modules_in_block_to_quantize"
+INSIDE = "modules_in_block_to_quantize"
 SWITCH: Row = ((None, True, False), "expected true or false")
 FIELDS: dict[str, Row] = {
     "sym": SWITCH,

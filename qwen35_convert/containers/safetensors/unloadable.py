@@ -13,12 +13,12 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.family.config import Config
 from formats.family.config_fields import interval_types
+from formats.side_names import CONFIG
 from qwen35_convert.containers.safetensors.mixed_types import mixed_types
 from qwen35_convert.failure import Failure
 from qwen35_convert.planning.side_files import check_sides
 from qwen35_convert.planning.token_names import disagreements
 
-CONFIG = "config.json"
 INTERVAL = "full_attention_interval"
 
 

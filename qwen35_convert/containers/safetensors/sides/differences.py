@@ -14,18 +14,7 @@ from fnmatch import fnmatchcase
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
 from formats.safetensors.hf_quant import HF_QUANT
-from quant.fourbit.dialects import MODELOPT
-from qwen35_convert.containers.safetensors.sides.embedder import alike, embedder_names
-from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
-from qwen35_convert.containers.safetensors.sides.generation import generation
-from qwen35_convert.containers.safetensors.sides.processors import (
-    images,
-    nests,
-    processor,
-    videos,
-)
-from qwen35_convert.containers.safetensors.sides.quantiser_files import repeats_block
-from qwen35_convert.containers.safetensors.sides.reader import (
+from formats.side_names import (
     ADDED_TOKENS,
     GENERATION,
     IMAGES,
@@ -38,8 +27,19 @@ from qwen35_convert.containers.safetensors.sides.reader import (
     TOKENIZER_CONFIG,
     VIDEOS,
     VOCAB,
-    Sides,
 )
+from quant.fourbit.dialects import MODELOPT
+from qwen35_convert.containers.safetensors.sides.embedder import alike, embedder_names
+from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
+from qwen35_convert.containers.safetensors.sides.generation import generation
+from qwen35_convert.containers.safetensors.sides.processors import (
+    images,
+    nests,
+    processor,
+    videos,
+)
+from qwen35_convert.containers.safetensors.sides.quantiser_files import repeats_block
+from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.containers.safetensors.sides.template import (
     EVERYWHERE,
     NAMED,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from formats.safetensors.folder import CONFIG
 from formats.safetensors.index import INDEX
+from formats.side_names import CONFIG
 
 REMOTE_CODE = "transformers, vLLM and SGLang run it, if they are told to trust code"
 SENTENCES = "vLLM takes the model for a sentence embedder"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from formats.side_names import IMAGES, PROCESSOR, VIDEOS
 from qwen35_convert.containers.safetensors.sides.fields import Fields
-from qwen35_convert.containers.safetensors.sides.reader import IMAGES, PROCESSOR, VIDEOS, Sides
+from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.difference import differences, near
 
 NESTED = {IMAGES: "image_processor", VIDEOS: "video_processor"}

@@ -7,14 +7,6 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from formats.json_file import parse_object
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-VOCAB, MERGES = "vocab.json", "merges.txt"
-TEMPLATE, LEGACY_TEMPLATE = "chat_template.jinja", "chat_template.json"
-GENERATION = "generation_config.json"
-IMAGES, VIDEOS = "preprocessor_config.json", "video_preprocessor_config.json"
-PROCESSOR = "processor_config.json"
-
 
 class Sides:
     """Contents by name; what is not there is None, or an object without fields."""

@@ -13,14 +13,9 @@ from typing import Any
 
 from formats.chat_template import read_templates
 from formats.safetensors.nested import TEMPLATES
+from formats.side_names import LEGACY_TEMPLATE, PROCESSOR, TEMPLATE, TOKENIZER_CONFIG
 from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS
-from qwen35_convert.containers.safetensors.sides.reader import (
-    LEGACY_TEMPLATE,
-    PROCESSOR,
-    TEMPLATE,
-    TOKENIZER_CONFIG,
-    Sides,
-)
+from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.difference import of_file
 
 FIELD, DEFAULT = "chat_template", "default"

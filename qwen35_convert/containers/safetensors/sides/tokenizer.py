@@ -10,14 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from formats.side_names import ADDED_TOKENS, MERGES, TOKENIZER, VOCAB
 from qwen35_convert.containers.safetensors.sides.fields import as_object, as_objects, meant
-from qwen35_convert.containers.safetensors.sides.reader import (
-    ADDED_TOKENS,
-    MERGES,
-    TOKENIZER,
-    VOCAB,
-    Sides,
-)
+from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.difference import differences
 from qwen35_convert.planning.token_names import merge_lines, merge_pairs
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from formats.side_names import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from qwen35_convert.containers.safetensors.sides.fields import Fields, token
-from qwen35_convert.containers.safetensors.sides.reader import (
-    SPECIAL_TOKENS,
-    TOKENIZER_CONFIG,
-    Sides,
-)
+from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.containers.safetensors.sides.tokenizer import added_tokens, said
 from qwen35_convert.difference import differences
 
