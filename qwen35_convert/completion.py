@@ -5,7 +5,8 @@ A name that is no value is completed as a file by the shell itself.
 
 from __future__ import annotations
 
-from qwen35_convert.options import DEVICES, EXECUTORS, LEVELS
+from qwen35_convert.levels import LEVELS
+from qwen35_convert.options import DEVICES, EXECUTORS
 from qwen35_convert.recipe.files import bundled_recipes
 
 

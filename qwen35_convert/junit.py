@@ -17,7 +17,7 @@ from formats.errors import Qwen35Error
 from qwen35_convert.durable import check_replaced, save_file
 from qwen35_convert.errors import OutputError
 from qwen35_convert.heads import TEST_CASES
-from qwen35_convert.options import LEVELS
+from qwen35_convert.levels import LEVELS
 
 if TYPE_CHECKING:
     from qwen35_convert.failure import Failure

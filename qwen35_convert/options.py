@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "cuda")
 THREADS = "threads"
 EXECUTORS = (THREADS, "ray")
-LEVELS = ("structure", "tensors", "logits")
 MAX_DEFAULT_WORKERS = 8
 
 

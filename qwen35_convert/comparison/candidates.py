@@ -15,10 +15,11 @@ from formats.checkpoint import Checkpoint
 from formats.errors import FormatError, Qwen35Error
 from qwen35_convert.containers.registry import CONTAINERS, container_of, open_checkpoint
 from qwen35_convert.errors import OutputError, RecipeError
+from qwen35_convert.levels import LOGITS
 from qwen35_convert.planned import plan_conversion
 from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.verification.diagnose import wrong_source
-from qwen35_convert.verification.levels import LOGITS, Level, check_measurable
+from qwen35_convert.verification.levels import Level, check_measurable
 from qwen35_convert.verification.logits import LogitsCheck
 
 

@@ -19,10 +19,10 @@ from qwen35_convert.comparison.candidates import Candidate
 from qwen35_convert.comparison.result import Entry
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.conversion import convert_checkpoint
+from qwen35_convert.levels import LOGITS
 from qwen35_convert.options import Limit, RunOptions
 from qwen35_convert.progress import ignore, notice
 from qwen35_convert.run.memory import fit_verification
-from qwen35_convert.verification.levels import LOGITS
 from qwen35_convert.verification.logits import LogitsCheck
 from qwen35_convert.verification.proof import Checks
 from qwen35_convert.verification.receipts import Receipt, read_receipt

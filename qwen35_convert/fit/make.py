@@ -14,11 +14,12 @@ from qwen35_convert.fit.measure import Means, measure, num_steps
 from qwen35_convert.fit.question import Question
 from qwen35_convert.fit.sensitivity import Basis, Sensitivity, forms_of, table_of
 from qwen35_convert.fit.sizes import Sizes, sizes_of
+from qwen35_convert.levels import LOGITS
 from qwen35_convert.options import RunOptions
 from qwen35_convert.progress import items_bar
 from qwen35_convert.recipe.recipe import Recipe
 from qwen35_convert.text.tokens import DEFAULT, text_path
-from qwen35_convert.verification.levels import LOGITS, Level, check_measurable
+from qwen35_convert.verification.levels import Level, check_measurable
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
 from qwen35_convert.write.digests import Digests, sha256_file
 from qwen35_convert.write.receipt import Origin

@@ -10,13 +10,12 @@ from typing import Any
 
 from quant.choices import Choices
 from quant.registry import SCHEMES
+from qwen35_convert.levels import LOGITS
 from qwen35_convert.recipe.parts import FORMATS, Verify
 from qwen35_convert.recipe.recipe import Recipe
 
 # What only some schemes leave open: its values.
 CHOICES: dict[str, tuple[Any, ...]] = {"group": (32, 64, 128), "symmetric": (False, True)}
-# The level that reads a text.
-LOGITS = "logits"
 
 
 def unused_notes(recipe: Recipe) -> Iterator[str]:

@@ -16,7 +16,7 @@ from formats.checkpoint import Checkpoint
 from formats.safetensors.folder import DOCUMENTS
 from qwen35_convert.difference import differences, first, same
 from qwen35_convert.failure import Failure
-from qwen35_convert.options import LEVELS
+from qwen35_convert.levels import LEVELS
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.verification.levels import effective_level
 from qwen35_convert.verification.logits import MEASURED, LogitsCheck

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.errors import RecipeError
-from qwen35_convert.options import LEVELS, check_choice
+from qwen35_convert.levels import LEVELS, LOGITS
+from qwen35_convert.options import check_choice
 from qwen35_convert.text.generation import check_head
 from qwen35_convert.text.tokens import DEFAULT
 from qwen35_convert.verification.logits import LogitsCheck, token_rows
-
-STRUCTURE, LOGITS = LEVELS[0], LEVELS[-1]
 
 
 @dataclass(frozen=True, slots=True)

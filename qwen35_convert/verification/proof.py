@@ -13,13 +13,14 @@ from qwen35_convert.calibration.scales import needs_inputs, with_scales
 from qwen35_convert.calibration.texts import Texts, text_at_hand
 from qwen35_convert.containers.registry import container_of, expect
 from qwen35_convert.failure import Failure
+from qwen35_convert.levels import STRUCTURE
 from qwen35_convert.planning.dressed import dressed
 from qwen35_convert.planning.lost_scales import check_scales
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.planning.shifted_norms import check_norms
 from qwen35_convert.verification.compare import Compared
 from qwen35_convert.verification.diagnose import wrong_source
-from qwen35_convert.verification.levels import STRUCTURE, Level, effective_level
+from qwen35_convert.verification.levels import Level, effective_level
 from qwen35_convert.verification.logits import DEFAULT_LIMITS, LogitsCheck
 from qwen35_convert.verification.receipts import (
     Receipt,

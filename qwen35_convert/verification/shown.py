@@ -7,8 +7,8 @@ from math import prod
 
 from formats.checkpoint import Checkpoint
 from formats.family.layout import Atom
+from qwen35_convert.levels import STRUCTURE
 from qwen35_convert.progress import bytes_bar
-from qwen35_convert.verification.levels import STRUCTURE
 from qwen35_convert.verification.proof import Checks
 from qwen35_convert.verification.verify import Report, verify
 

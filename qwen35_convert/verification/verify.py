@@ -19,7 +19,7 @@ from typing import Any
 from formats.checkpoint import Checkpoint
 from quant.stored import scheme_of
 from qwen35_convert.failure import Failure
-from qwen35_convert.options import LEVELS
+from qwen35_convert.levels import LEVELS
 from qwen35_convert.verification.compare import Compared, by_scheme
 from qwen35_convert.verification.figures import NOTHING, RoleError, Size, by_role
 from qwen35_convert.verification.levels import need_source
