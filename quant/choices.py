@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COMPRESSED = "compressed-tensors"
+from formats.quant_methods import COMPRESSED
 
 
 @dataclass(frozen=True, slots=True)

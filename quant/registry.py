@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from formats.nearest import nearest, one_of
+from formats.quant_methods import GPTQ
 from formats.stored import KEEP
 from quant.choices import USUAL
 from quant.errors import QuantError
@@ -16,7 +17,7 @@ from quant.fourbit.int4 import INT4
 from quant.fourbit.int8 import INT8
 from quant.fourbit.mxfp4 import MXFP4
 from quant.fourbit.nvfp4 import NVFP4, NVFP4_INPUTS
-from quant.fourbit.qweight import GPTQ, GPTQ_WRITTEN
+from quant.fourbit.qweight import GPTQ_WRITTEN
 from quant.fourbit.qweights import QWEIGHTS
 from quant.fp8.scheme import BLOCKS, CHANNELS, FORMS
 from quant.ggml_types import GgmlTypes

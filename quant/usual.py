@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from quant.choices import COMPRESSED
+from formats.quant_methods import COMPRESSED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ from typing import Any
 
 from formats.family.config import Config
 from formats.family.names import normalise
+from formats.quant_methods import MODELOPT
 
 ATTENTION = "self_attn"
 KEYS, VALUES = "keys", "values"
@@ -42,7 +43,7 @@ SCHEME: dict[str, Any] = {
 }
 FIELD = "kv_cache_scheme"
 # ModelOpt's name of it, in a file of its own or in config.json, which may stand alone.
-MODELOPT, CACHE_ALGORITHM = "modelopt", "kv_cache_quant_algo"
+CACHE_ALGORITHM = "kv_cache_quant_algo"
 
 
 def cache_scales(stored: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from formats.errors import FormatError
+from formats.quant_methods import MODELOPT
 
 HF_QUANT = "hf_quant_config.json"
 
@@ -21,4 +22,4 @@ def quantization_of(read: Callable[[], dict[str, Any]]) -> dict[str, Any] | None
         quantization = read().get("quantization")
     except FormatError:
         return None
-    return {"quant_method": "modelopt"} | quantization if isinstance(quantization, dict) else None
+    return {"quant_method": MODELOPT} | quantization if isinstance(quantization, dict) else None

@@ -8,20 +8,21 @@ from typing import Any
 from formats.errors import FormatError
 from formats.family.leftovers import FROM_ORIGINAL
 from formats.family.packings import PACKINGS, odd_packing
+from formats.quant_methods import AWQ, COMPRESSED, FP8, GPTQ, MODELOPT
 from formats.safetensors.hf_quant import HF_QUANT, quantization_of
 from formats.safetensors.place import Place
 
 BLOCK = "quantization_config"
 EDGE = 128
 # Older tools leave the block out of config.json and write it by itself: by file, the method.
-BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", HF_QUANT: "modelopt"}
+BESIDE = {"quantize_config.json": GPTQ, "quant_config.json": AWQ, HF_QUANT: MODELOPT}
 # What `quant_method` may say, and which `quant_algo` beside it; None: the tensors say the rest.
 KNOWN_METHODS: dict[str, tuple[object, ...] | None] = {
-    "fp8": None,
+    FP8: None,
     "fbgemm_fp8": None,
-    "compressed-tensors": None,
+    COMPRESSED: None,
     **dict.fromkeys(PACKINGS),
-    "modelopt": (
+    MODELOPT: (
         *(None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO"),
         *("NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"),
     ),

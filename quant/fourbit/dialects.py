@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quant.choices import COMPRESSED
+from formats.quant_methods import COMPRESSED, MODELOPT
 
-MODELOPT = "modelopt"
 WEIGHT = "weight"
 
 

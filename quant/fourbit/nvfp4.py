@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from math import floor, log2
 from typing import TYPE_CHECKING, Any
 
+from formats.quant_methods import COMPRESSED
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
-from quant.choices import COMPRESSED, Choices
+from quant.choices import Choices
 from quant.errors import RESTORE_SCALE, QuantError
 from quant.fourbit.dialects import DIALECTS, Dialect
 from quant.fourbit.fp4 import E2M1_MAX, Fp4

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from formats.quant_methods import GPTQ
 from formats.stored import ZEROS
 from formats.tensor import TensorInfo
 from quant.choices import Choices
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-GPTQ = "gptq"
 LEAST_HALF = 2.0**-24
 WEIGHT, QWEIGHT, QZEROS, SCALES, G_IDX = "weight", "qweight", "qzeros", "scales", "g_idx"
 

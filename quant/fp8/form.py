@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from formats.nearest import one_of
+from formats.quant_methods import FP8
 from formats.stored import StoredWeight
 from formats.tensor import TensorInfo
 from quant.choices import Choices
@@ -135,7 +136,7 @@ class Fp8Form(Usual):
         if self.scale_suffix != OFFICIAL:
             return None
         return {
-            "quant_method": "fp8",
+            "quant_method": FP8,
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": [BLOCK, BLOCK],

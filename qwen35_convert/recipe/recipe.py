@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from quant.choices import COMPRESSED
+from formats.quant_methods import COMPRESSED
 from qwen35_convert.errors import Mistake, Place, RecipeError
 from qwen35_convert.plain_yaml import Places, Spot, load_yaml
 from qwen35_convert.recipe.files import EXTENDS, Written, find_recipe, read_written

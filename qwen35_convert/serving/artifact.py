@@ -14,6 +14,7 @@ from formats.family.cache_scales import has_fp8_cache
 from formats.family.config import read_config
 from formats.family.names import HUB, TEXT, optional_part, prefixes
 from formats.family.roles import EXPERT, ROLES
+from formats.quant_methods import COMPRESSED
 from formats.stored import ZEROS
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ EMBEDDED = "towers inside the file"
 PLAIN, BLOCKS, NVFP4_BLOCKS = "plain numbers", "types of ggml", "GGUF with NVFP4"
 MOE, MTP, VISION, NO_VISION = "experts", "mtp", "vision", "hub names without vision"
 FP8_CACHE, MIXTURE = "fp8 cache", "several forms"
-COMPRESSED = "compressed-tensors"  # a `quant_method`, each of which is a trait
 FP8_BLOCK, FP8_BLOCK_PACKED = "fp8-block", "fp8-block of compressed-tensors"
 # What a form is called whose config is of another method than its usual one.
 OTHERWISE = {(FP8_BLOCK, COMPRESSED): FP8_BLOCK_PACKED}

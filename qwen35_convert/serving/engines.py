@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from formats.family.names import HUB, TEXT
+from formats.quant_methods import COMPRESSED
 from formats.stored import ONE_GROUP, ORDERED, ZEROS
 from qwen35_convert.serving.artifact import (
     BLOCKS,
-    COMPRESSED,
     EMBEDDED,
     FP8_BLOCK,
     FP8_BLOCK_PACKED,

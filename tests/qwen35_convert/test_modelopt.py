@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 import qwen35_convert as q
 from formats.errors import FormatError
 from formats.gguf.file import GgufFile
+from formats.quant_methods import MODELOPT
 from quant.errors import QuantError
-from quant.fourbit.dialects import MODELOPT
 from quant.fourbit.ggml_nvfp4 import split
 from quant.fourbit.nvfp4 import NVFP4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE

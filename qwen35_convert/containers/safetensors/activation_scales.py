@@ -20,11 +20,11 @@ from formats.family.cache_scales import (
     cache_scales,
     cached_in_fp8,
 )
+from formats.quant_methods import COMPRESSED, FP8, MODELOPT
 from qwen35_convert.failure import Failure
 
-COMPRESSED_TENSORS = "compressed-tensors"
 # Engines of these methods look for scales of the cache by themselves.
-ALWAYS = ("fp8", "modelopt")
+ALWAYS = (FP8, MODELOPT)
 STORED_AS = ("BF16", "F16", "F32")
 
 
@@ -75,7 +75,7 @@ def _odd_pairs(artifact: Checkpoint) -> Iterator[Failure]:
 
 def _missing(artifact: Checkpoint) -> Iterator[Failure]:
     """Yield the layers without scales among those that have them, where a config promises all."""
-    if (artifact.config.quantization or {}).get("quant_method") != COMPRESSED_TENSORS:
+    if (artifact.config.quantization or {}).get("quant_method") != COMPRESSED:
         return
     stored = cache_scales(_of_caches(artifact))
     for attention in cached_in_fp8(artifact.config) if stored else ():

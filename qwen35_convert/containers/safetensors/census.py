@@ -15,11 +15,10 @@ from formats.checkpoint import Checkpoint
 from formats.family.names import holders
 from formats.family.roles import ROLES
 from formats.json_file import read_object
+from formats.quant_methods import COMPRESSED, MODELOPT
 from formats.safetensors.file import SafetensorsFile
 from formats.safetensors.index import INDEX
 from formats.safetensors.methods import BESIDE
-from quant.choices import COMPRESSED
-from quant.fourbit.dialects import MODELOPT
 from quant.registry import SCHEMES
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.config import CLASSES

@@ -15,6 +15,7 @@ from formats.family.config import Config
 from formats.family.layout import Atom
 from formats.family.names import HUB
 from formats.family.rope import SCALING, Rope
+from formats.quant_methods import COMPRESSED
 from formats.stored import KEEP
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.quantization_config import quantization_config
@@ -91,7 +92,7 @@ def _check_asked(block: dict[str, Any] | None) -> None:
     if block is None:
         got = "is fp8, but no weight is quantised, and config.json has no quantization_config"
         raise RecipeError(key, got, "none, or another quantize.scheme")
-    if block["quant_method"] != "compressed-tensors":
+    if block["quant_method"] != COMPRESSED:
         got = f"is fp8, but config.json is that of {block['quant_method']}"
         expected = "none, or quantize.dialect compressed-tensors, which names the cache"
         raise RecipeError(key, got, expected)

@@ -17,9 +17,9 @@ from formats.checkpoint import Checkpoint
 from formats.family.cache_scales import FIELD
 from formats.family.layout import Atom
 from formats.family.moves import Unstack
+from formats.quant_methods import COMPRESSED, FP8, MODELOPT
 from formats.safetensors.methods import BLOCK
 from formats.side_names import CONFIG
-from quant.fourbit.dialects import MODELOPT
 from quant.stored import scheme_of
 from qwen35_convert.containers.safetensors.activation_scales import (
     has_cache_scales,
@@ -48,7 +48,7 @@ from qwen35_convert.failure import Failure
 
 PER_TENSOR = ("fp8-tensor",)
 # By method: what the scheme of a cache may say.
-CACHES = {"compressed-tensors": CACHE_FIELDS, MODELOPT: CACHE_FIELDS | MODELOPT_CACHE_FIELDS}
+CACHES = {COMPRESSED: CACHE_FIELDS, MODELOPT: CACHE_FIELDS | MODELOPT_CACHE_FIELDS}
 
 
 def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
@@ -63,9 +63,9 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
         yield Failure(CONFIG, f"{BLOCK}: {problem}")
     for problem in _cache_scheme(block.get(FIELD), CACHES.get(str(method))):
         yield Failure(CONFIG, f"{BLOCK}: {FIELD}: {problem}")
-    if method == "fp8":
+    if method == FP8:
         yield from _scale_format(artifact, block.get("scale_fmt", "float"))
-    elif method == "compressed-tensors":
+    elif method == COMPRESSED:
         yield from group_problems(block, _quantized(artifact), input_scales(artifact))
     elif method == MODELOPT:
         yield from modelopt_problems(block, _quantized(artifact), input_scales(artifact))
@@ -76,7 +76,7 @@ def field_failures(artifact: Checkpoint) -> Iterator[Failure]:
 def _static(artifact: Checkpoint, block: Mapping[str, Any]) -> Collection[str]:
     """Return the quantised modules whose inputs have static scales by the config."""
     modules = _quantized(artifact)
-    if block.get("quant_method") == "compressed-tensors":
+    if block.get("quant_method") == COMPRESSED:
         return static_modules(block, modules)
     static = block.get("quant_method") == MODELOPT or block.get("activation_scheme") == "static"
     return modules if static else ()
@@ -121,7 +121,7 @@ def _problems(artifact: Checkpoint, block: Mapping[str, Any], method: str | None
             yield f"{field} is absent, {FIELDS[method][field][1]}"
     if method in ACTIVATIONS:
         yield from _activations(artifact, block, method)
-    if method == "fp8":
+    if method == FP8:
         forms = {atom.scheme: atom for atom in _quantized(artifact).values()}
         yield from _block_size(block.get("weight_block_size"), forms.values())
 
@@ -130,9 +130,9 @@ def _activations(artifact: Checkpoint, block: Mapping[str, Any], method: str) ->
     """Yield a promise of static scales, of inputs or of the cache, that are not stored."""
     field, right, why = ACTIVATIONS[method]
     got, quantized = block.get(field, right), _quantized(artifact).keys()
-    there = quantized <= input_scales(artifact) if method == "fp8" else has_cache_scales(artifact)
-    if got != right and not (there and (got == "static" or method != "fp8")):
-        lost = sorted(quantized - input_scales(artifact)) if method == "fp8" else []
+    there = quantized <= input_scales(artifact) if method == FP8 else has_cache_scales(artifact)
+    if got != right and not (there and (got == "static" or method != FP8)):
+        lost = sorted(quantized - input_scales(artifact)) if method == FP8 else []
         yield f"{field} is {got!r:.120}, {why}" + (f": {lost[0]} has none" if lost else "")
 
 

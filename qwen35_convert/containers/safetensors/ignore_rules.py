@@ -17,6 +17,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from itertools import combinations
 
+from formats.quant_methods import MODELOPT
+
 PLAIN = re.compile(r"[\w.-]+")
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 Leaves = Callable[[str], bool]
@@ -88,4 +90,4 @@ ENGINES: Engines = {
     "SGLang": sglang_leaves,
 }
 # Engines of methods whose lists only some read.
-ENGINES_OF: dict[str, Engines] = {"modelopt": {"vLLM": modelopt_leaves}}
+ENGINES_OF: dict[str, Engines] = {MODELOPT: {"vLLM": modelopt_leaves}}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from formats.family.cache_scales import CACHE_ALGORITHM
-from quant.fourbit.dialects import MODELOPT
+from formats.quant_methods import MODELOPT
 
 PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 MIXED = "MIXED_PRECISION"

@@ -23,6 +23,7 @@ from formats.family.layout import Atom
 from formats.family.names import optional_part
 from formats.family.packings import PACKINGS, left_alone, promised
 from formats.family.roles import ROLES
+from formats.quant_methods import AWQ, GPTQ
 from formats.side_names import CONFIG
 from quant.errors import QuantError
 from quant.fourbit.columns import groups_of
@@ -47,8 +48,8 @@ FIELDS: dict[str, Row] = {
 }
 # What vLLM takes no default for, by each of its names.
 NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
-    "gptq": (("bits",), ("group_size",), ("desc_act",), ("sym",)),
-    "awq": (("bits", "w_bit"), ("group_size", "q_group_size"), ("zero_point",)),
+    GPTQ: (("bits",), ("group_size",), ("desc_act",), ("sym",)),
+    AWQ: (("bits", "w_bit"), ("group_size", "q_group_size"), ("zero_point",)),
 }
 Leaves = Callable[[str, Mapping[str, Any]], bool]
 
@@ -64,8 +65,8 @@ def _awq_leaves(module: str, block: Mapping[str, Any]) -> bool:
 
 
 LISTS: dict[str, tuple[str, Leaves]] = {
-    "gptq": ("dynamic", _gptq_leaves),
-    "awq": ("modules_to_not_convert", _awq_leaves),
+    GPTQ: ("dynamic", _gptq_leaves),
+    AWQ: ("modules_to_not_convert", _awq_leaves),
 }
 
 
@@ -140,8 +141,8 @@ def _readers(artifact: Checkpoint, block: Mapping[str, Any]) -> dict[str, str]:
 
     `modules_in_block_to_quantize` is for linears: vLLM asks it for no experts.
     """
-    inside, gptq = _flat(block.get(INSIDE)), block.get("quant_method") == "gptq"
-    linears = "gptqmodel" if gptq else "vLLM" if block.get(LISTS["awq"][0]) else None
+    inside, gptq = _flat(block.get(INSIDE)), block.get("quant_method") == GPTQ
+    linears = "gptqmodel" if gptq else "vLLM" if block.get(LISTS[AWQ][0]) else None
     readers = {}
     for atom in artifact.layout.atoms.values():
         if EXPERTS in atom.weight:

@@ -17,9 +17,8 @@ from typing import Any
 from formats.family.cache_scales import FIELD, SCHEME
 from formats.family.layout import Atom
 from formats.family.roles import EXPERT
+from formats.quant_methods import COMPRESSED, GPTQ, MODELOPT
 from formats.stored import KEEP
-from quant.fourbit.dialects import MODELOPT
-from quant.fourbit.qweight import GPTQ
 from quant.scheme import Scheme
 from qwen35_convert.containers.safetensors.gptq_rules import with_rules
 from qwen35_convert.containers.safetensors.modelopt import modelopt_block
@@ -57,7 +56,7 @@ def quantization_config(
     if formats != {FLOAT}:
         _target_by_pattern(groups, written)
     return {
-        "quant_method": "compressed-tensors",
+        "quant_method": COMPRESSED,
         "format": formats.pop() if len(formats) == 1 else MIXED,
         "quantization_status": "compressed",
         "version": COMPRESSED_TENSORS_VERSION,

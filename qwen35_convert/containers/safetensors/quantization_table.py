@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from formats.quant_methods import COMPRESSED, FP8, MODELOPT
 from qwen35_convert.difference import same
 
 Row = tuple[tuple[Any, ...], str]
@@ -27,29 +28,29 @@ RECORD_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 }
 # Where the engines of a method look for the list of modules that are not quantised.
 LISTS: dict[str, tuple[str, ...]] = {
-    "fp8": ("modules_to_not_convert", "ignored_layers"),
-    "compressed-tensors": ("ignore",),
-    "modelopt": ("ignore", "exclude_modules"),
+    FP8: ("modules_to_not_convert", "ignored_layers"),
+    COMPRESSED: ("ignore",),
+    MODELOPT: ("ignore", "exclude_modules"),
 }
 # What is held against the stored tensors by more than one field.
 JUDGED: dict[str, frozenset[str]] = {
-    "fp8": frozenset({"quant_method", "weight_block_size", "scale_fmt", "activation_scheme"}),
-    "compressed-tensors": frozenset(
+    FP8: frozenset({"quant_method", "weight_block_size", "scale_fmt", "activation_scheme"}),
+    COMPRESSED: frozenset(
         {"quant_method", "config_groups", "format", "sparsity_config", "kv_cache_scheme"}
     ),
-    "modelopt": frozenset(
+    MODELOPT: frozenset(
         {"quant_method", "quant_algo", "config_groups", "quantized_layers", "group_size"}
         | {"kv_cache_scheme", "kv_cache_quant_algo"}
     ),
 }
 # By method: the field that promises scales of activations, what it is without any, what is said.
 ACTIVATIONS: dict[str, tuple[str, str | None, str]] = {
-    "fp8": (
+    FP8: (
         "activation_scheme",
         "dynamic",
         "but no scales of inputs are stored, expected 'dynamic'",
     ),
-    "compressed-tensors": (
+    COMPRESSED: (
         "kv_cache_scheme",
         None,
         "but no scales of keys and values are stored, expected null",
@@ -57,13 +58,13 @@ ACTIVATIONS: dict[str, tuple[str, str | None, str]] = {
 }
 USED = "but the codes that are stored are to be used, expected false"
 FIELDS: dict[str, dict[str, Row]] = {
-    "fp8": {
+    FP8: {
         "fmt": ((None, "e4m3"), "but E4M3 codes are stored"),
         "activation_scheme": (("dynamic", "static"), "which vLLM needs, expected 'dynamic'"),
         "expert_dtype": (("fp8",), "but FP8 experts are stored"),
         "dequantize": ((None, False), USED),
     },
-    "compressed-tensors": {
+    COMPRESSED: {
         "quantization_status": (("compressed",), "but codes are stored, expected 'compressed'"),
         "run_compressed": (
             (None, True),
@@ -71,13 +72,13 @@ FIELDS: dict[str, dict[str, Row]] = {
         ),
         "dequantize": ((None, False), USED),
     },
-    "modelopt": {},
+    MODELOPT: {},
 }
 # What must be there: without it transformers 5.24 takes the codes for values (measured: NaN).
 # Without what it is of FP8, vLLM refuses the config.
 NEEDED: dict[str, tuple[str, ...]] = {
-    "compressed-tensors": ("quantization_status",),
-    "fp8": ("activation_scheme",),
+    COMPRESSED: ("quantization_status",),
+    FP8: ("activation_scheme",),
 }
 UNKNOWN: Row = ((None, False, 0, [], ""), "which an engine may obey, expected it to be absent")
 # Of sparsity_config: no zeros are left out.

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from formats.checkpoint import Checkpoint
+from formats.quant_methods import MODELOPT
 from formats.safetensors.hf_quant import HF_QUANT
 from formats.safetensors.index import INDEX
 from formats.side_names import CONFIG
-from quant.fourbit.dialects import MODELOPT
 from qwen35_convert.card.front_matter import README
 from qwen35_convert.containers.safetensors.modelopt import hf_quant_config
 from qwen35_convert.planning.plan import Shard

@@ -7,8 +7,8 @@ import struct
 import pytest
 import torch
 
-from quant.choices import COMPRESSED
-from quant.fourbit.dialects import DIALECTS, MODELOPT
+from formats.quant_methods import COMPRESSED, MODELOPT
+from quant.fourbit.dialects import DIALECTS
 from quant.fourbit.nvfp4 import NVFP4, NVFP4_INPUTS
 from quant.fourbit.parts import GLOBAL, INPUTS, PACKED, SCALE
 

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from formats.checkpoint import Checkpoint
 from formats.errors import FormatError
+from formats.quant_methods import MODELOPT
 from formats.safetensors.hf_quant import HF_QUANT
 from formats.side_names import (
     ADDED_TOKENS,
@@ -28,7 +29,6 @@ from formats.side_names import (
     VIDEOS,
     VOCAB,
 )
-from quant.fourbit.dialects import MODELOPT
 from qwen35_convert.containers.safetensors.sides.embedder import alike, embedder_names
 from qwen35_convert.containers.safetensors.sides.engine_files import OTHERS, engine_files
 from qwen35_convert.containers.safetensors.sides.generation import generation
