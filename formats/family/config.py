@@ -24,6 +24,7 @@ from formats.family.config_fields import (
     ORIGIN,
     TEXT_FIELDS,
     VISION_FIELDS,
+    Group,
     interval_types,
 )
 from formats.family.config_refusals import (
@@ -37,7 +38,7 @@ from formats.nearest import one_of
 from formats.stored import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,8 @@ def read_config(raw: dict[str, Any]) -> Config:
     if vision is not None:
         groups.append((vision, "vision_config.", VISION_FIELDS))
     check_present(groups, text, prefix)
-    sizes: dict[str, int] = {}
-    fields = {"L": "num_hidden_layers", "kinds": _kinds_by(text)}
-    for part, where, table in groups:
-        for symbol, (field, default) in table.items():
-            absent = "" if part.get(field) is not None else ABSENT
-            sizes[symbol] = _size(part, where, field, default)
-            fields[symbol] = where + field + absent
+    sizes, sources = _sizes(groups)
+    fields = {"L": "num_hidden_layers", "kinds": _kinds_by(text)} | sources
     layer_types = _layer_types(text, prefix)
     check_sizes(sizes, fields, len(layer_types))
     return Config(
@@ -131,6 +127,17 @@ def read_config(raw: dict[str, Any]) -> Config:
         tie_flags=_tie_flags(raw, text),
         problems=rope_problems(text, prefix),
     )
+
+
+def _sizes(groups: Sequence[Group]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return sizes by symbol, and the field that says each."""
+    sizes, fields = {}, {}
+    for part, where, table in groups:
+        for symbol, (field, default) in table.items():
+            absent = "" if part.get(field) is not None else ABSENT
+            sizes[symbol] = _size(part, where, field, default)
+            fields[symbol] = where + field + absent
+    return sizes, fields
 
 
 def _kinds_by(text: Mapping[str, Any]) -> str:

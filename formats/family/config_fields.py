@@ -6,10 +6,13 @@ Source: transformers' configuration classes `Qwen3_5TextConfig`, `Qwen3_5MoeText
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 # symbol: (field, default of transformers' class; None: there is no sensible one)
 Fields = dict[str, tuple[str, int | None]]
+# an object of config.json, what stands before the names of its fields, and these
+Group = tuple[Mapping[str, Any], str, Fields]
 TEXT_FIELDS: Fields = {
     "V": ("vocab_size", None),
     "H": ("hidden_size", None),

@@ -14,15 +14,14 @@ from formats.family.config_fields import (
     OUTER_TYPES,
     TEXT_TYPES,
     Fields,
+    Group,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def check_present(
-    groups: Iterable[tuple[Mapping[str, Any], str, Fields]], text: Mapping[str, Any], prefix: str
-) -> None:
+def check_present(groups: Iterable[Group], text: Mapping[str, Any], prefix: str) -> None:
     """Refuse a config without fields that have no default, and name all of them."""
     layers: Fields = {"": ("num_hidden_layers", None)}
     rows = [(text, prefix, layers), *groups]

@@ -66,18 +66,7 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
     Vocabulary and tied embeddings are read from the tensors. What GGUF cannot say has the family's
     value. FormatError names the key that is missing, or that disagrees with another.
     """
-    arch = kv["general.architecture"].value if "general.architecture" in kv else None
-    if arch == TOWER:
-        raise FormatError(
-            "general.architecture is 'clip': a vision tower, expected a language model\n"
-            "  fix   give the GGUF file that this mmproj file lies beside"
-        )
-    if not isinstance(arch, str) or arch not in CLASSES:
-        raise FormatError(
-            f"general.architecture is {'missing' if arch is None else shown(arch)}, "
-            f"expected {one_of(CLASSES)}\n"
-            "  why   qwen35 converts the Qwen3.5 family only"
-        )
+    arch = _architecture(kv)
     name, model_type, moe = CLASSES[arch]
     keys = Keys(kv, arch)
     if "output.weight" not in infos and POOLING in keys and keys.size(POOLING, least=0):
@@ -99,10 +88,34 @@ def config_from_metadata(kv: Mapping[str, Kv], infos: Mapping[str, TensorInfo]) 
         "rms_norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope_parameters(keys),
     }
+    return result | _end(kv)
+
+
+def _architecture(kv: Mapping[str, Kv]) -> str:
+    """Return a key of `CLASSES`. FormatError for a vision tower, or another family."""
+    arch = kv["general.architecture"].value if "general.architecture" in kv else None
+    if arch == TOWER:
+        raise FormatError(
+            "general.architecture is 'clip': a vision tower, expected a language model\n"
+            "  fix   give the GGUF file that this mmproj file lies beside"
+        )
+    if not isinstance(arch, str) or arch not in CLASSES:
+        raise FormatError(
+            f"general.architecture is {'missing' if arch is None else shown(arch)}, "
+            f"expected {one_of(CLASSES)}\n"
+            "  why   qwen35 converts the Qwen3.5 family only"
+        )
+    return arch
+
+
+def _end(kv: Mapping[str, Kv]) -> dict[str, int]:
+    """Return the id of the token that ends a text, if the tokenizer has one."""
     end = kv.get("tokenizer.ggml.eos_token_id")
-    if end is not None and type(end.value) is not int:
+    if end is None:
+        return {}
+    if type(end.value) is not int:
         raise FormatError(f"{end.key} is {shown(end.value)} ({end.kind}), expected an integer")
-    return result if end is None else result | {"eos_token_id": end.value}
+    return {"eos_token_id": end.value}
 
 
 def places_of(arch: str) -> dict[str, str]:

@@ -39,6 +39,10 @@ BYTE_LEVEL = {
     "trim_offsets": False,
     "use_regex": False,
 }
+BPE = {
+    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+    "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+}  # fmt: skip
 PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -109,17 +113,7 @@ def tokenizer_json(
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, BYTE_LEVEL]},
         "post_processor": _post_processor(kv, tokens),
         "decoder": BYTE_LEVEL,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            **_model(kv, tokens, types, added),
-        },
+        "model": BPE | _model(kv, tokens, types, added),
     }
 
 

@@ -65,12 +65,7 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     """
     gone = {group for group in ("mtp", "vision") if getattr(recipe, group) == "drop"}
     atoms, dropped = select(source, recipe, gone)
-    num_layers = len(source.config.layer_types)
-    parts = [_part(atom, num_layers, source.config.sizes) for atom in atoms if atom.role != VISION]
-    tensors = _stack(parts)
-    for name, stacked in tensors.items():
-        if stacked[0].index is not None:
-            check_whole(name, len(stacked), source.config.sizes["E"])
+    tensors = _tensors(source, [atom for atom in atoms if atom.role != VISION])
     shapes = {name: _shape(stacked) for name, stacked in tensors.items()}
     importance = read_importance(recipe, tensors, shapes)
     chosen = _choose_types(source, recipe, tensors, shapes, importance)
@@ -86,12 +81,6 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
     pairs += (*importance.pairs, *calibration_pairs(recipe))
     shards = gguf_shards(infos, pairs, stem, recipe.export.max_shard_size)
     more, vision = mmproj_part(source, recipe, [a for a in atoms if a.role == VISION], stem)
-    notes = (
-        *faults_dropped(source, gone),
-        *_notes(source, tensors, chosen),
-        *side_notes(source),
-        *unused_notes(recipe),
-    )
     return Plan(
         container=CONTAINER,
         recipe=recipe,
@@ -101,7 +90,10 @@ def make_gguf_plan(source: Checkpoint, recipe: Recipe, stem: str) -> Plan:
         notes=(
             *source.notes,
             *source.layout.notes,
-            *notes,
+            *faults_dropped(source, gone),
+            *_notes(source, tensors, chosen),
+            *side_notes(source),
+            *unused_notes(recipe),
             *tokenizer_notes,
             *importance.notes,
             *calibration_notes(recipe, written),
@@ -117,11 +109,19 @@ def _part(atom: Atom, num_layers: int, sizes: Mapping[str, int]) -> Entry:
     return Entry(atom, name, index, ops_to_gguf(atom.role, sizes))
 
 
-def _stack(parts: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Gather the parts of every tensor, in the order in which tensors first appear."""
+def _tensors(source: Checkpoint, atoms: Sequence[Atom]) -> dict[str, list[Entry]]:
+    """Gather the parts of every tensor, in the order in which tensors first appear.
+
+    RecipeError for experts that are not all there: GGUF stacks them.
+    """
+    num_layers, sizes = len(source.config.layer_types), source.config.sizes
     tensors: dict[str, list[Entry]] = {}
-    for part in parts:
+    for atom in atoms:
+        part = _part(atom, num_layers, sizes)
         tensors.setdefault(part.name, []).append(part)
+    for name, stacked in tensors.items():
+        if stacked[0].index is not None:
+            check_whole(name, len(stacked), sizes["E"])
     return tensors
 
 
