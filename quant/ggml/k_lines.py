@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quant.ggml.k_weights import lay_importance, mean_squares, times_root
 from quant.ggml.lane_types import LANES
 from quant.ggml.lanes import (
     choose,
@@ -61,46 +62,19 @@ def fit(w, importance, first, columns, most, slopes, fits):
     spread = np.empty(w.shape[0], f32)
     x, v, q = np.empty(32 * W, f32), np.empty(32 * W, f32), np.empty(32 * W, f32)
     if weighted:
-        _spread(flat, f32(1) if columns == u64(16) else f32(2), spread)
+        mean_squares(flat, f32(1) if columns == u64(16) else f32(2), spread)
     for block in range(u64(0), num_blocks, W):
         for j in range(columns):
             store(x, j * W, gather(flat, block * columns + j, columns))
         if weighted:
-            _weigh(importance, spread, first, block, columns, x, v)
+            sigma = lay_importance(importance, spread, first, block, columns, v)
+            times_root(x, sigma, size, v)
         elif columns == u64(32):
             _weigh_by_rms(x, v)
         else:
             for j in range(u64(0), size, W):
                 store(v, j, abs(load(x, j)))
         _search(x, v, q, size, most, slopes, weighted, block, fits)
-
-
-@inline
-def _spread(flat, factor, spread):
-    """Fill in the mean square of each super-block, times 1 or 2."""
-    for b in range(u64(0), u64(spread.shape[0]), W):
-        total = splat(f32(0))
-        for j in range(u64(256)):
-            x = gather(flat, b * u64(256) + j, u64(256))
-            total = total + x * x
-        store(spread, b, splat(factor) * total / splat(f32(256)))
-
-
-@inline
-def _weigh(importance, spread, first, block, columns, x, v):
-    """Fill in g sqrt(c mean(w^2) + w^2)."""
-    flat, mean = importance.reshape(-1), np.empty(W, f32)
-    per_super = u64(256) // columns
-    for i in range(W):
-        b = block + i
-        mean[i] = spread[b // per_super]
-        at = ((first * per_super + b) * columns) % u64(flat.size)
-        for j in range(columns):
-            v[j * W + i] = flat[at + j]
-    sigma = load(mean, u64(0))
-    for j in range(u64(0), columns * W, W):
-        a = load(x, j)
-        store(v, j, load(v, j) * root(sigma + a * a))
 
 
 @inline

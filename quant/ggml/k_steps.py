@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quant.ggml.k_weights import lay_importance, mean_squares, times_root
 from quant.ggml.lane_types import LANES
 from quant.ggml.lanes import (
     choose,
@@ -34,7 +35,6 @@ from quant.ggml.lanes import (
     gather,
     load,
     nearest,
-    root,
     splat,
     store,
     whole,
@@ -61,11 +61,13 @@ def fit(w, importance, first, most, fits):
     spread = np.zeros(w.shape[0], f32)
     x, v, vx = np.empty(SIZE, f32), np.empty(SIZE, f32), np.empty(SIZE, f32)
     if by_spread:
-        _spread(flat, spread)
+        mean_squares(flat, f32(2), spread)
     for block in range(u64(0), num_blocks, W):
         _turn(flat, block, x)
         if weighted:
-            _weigh(importance, spread, first, block, by_spread, x, v)
+            sigma = lay_importance(importance, spread, first, block, COLUMNS, v)
+            if by_spread:
+                times_root(x, sigma, SIZE, v)
         else:
             for j in range(u64(0), SIZE, W):
                 store(v, j, load(x, j) * load(x, j))
@@ -84,33 +86,6 @@ def _turn(flat, block, x):
     """Lay LANES blocks side by side."""
     for j in range(COLUMNS):
         store(x, j * W, gather(flat, block * COLUMNS + j, COLUMNS))
-
-
-@inline
-def _spread(flat, spread):
-    """Fill in twice the mean square of each super-block."""
-    for b in range(u64(0), u64(spread.shape[0]), W):
-        total = splat(f32(0))
-        for j in range(u64(256)):
-            x = gather(flat, b * u64(256) + j, u64(256))
-            total = total + x * x
-        store(spread, b, splat(f32(2)) * total / splat(f32(256)))
-
-
-@inline
-def _weigh(importance, spread, first, block, by_spread, x, v):
-    """Fill in g, times sqrt(2 mean(w^2) + w^2) if `by_spread`."""
-    flat, mean = importance.reshape(-1), np.empty(W, f32)
-    for i in range(W):
-        b = block + i
-        mean[i] = spread[b // COLUMNS]
-        at = ((first * COLUMNS + b) * COLUMNS) % u64(flat.size)
-        for j in range(COLUMNS):
-            v[j * W + i] = flat[at + j]
-    if by_spread:
-        sigma = load(mean, u64(0))
-        for j in range(u64(0), SIZE, W):
-            store(v, j, load(v, j) * root(sigma + load(x, j) * load(x, j)))
 
 
 @inline

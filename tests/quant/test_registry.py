@@ -19,7 +19,7 @@ OWN = ("quant/fp8", "quant/fourbit")
 # What names schemes beside their own files, and what it says of them. A new scheme needs no row
 # there: it gets a default, and of engines nothing is said.
 TABLES = {
-    "formats/gguf/header.py": "int8 is a type of numbers",
+    "formats/gguf/cursor.py": "int8 is a type of numbers",
     "formats/safetensors/file.py": "int8 is a type of numbers",
     "quant/mix/choose.py": "nvfp4 is a mix",
     "quant/mix/llama_cpp_table.py": "nvfp4 is a mix",
