@@ -29,8 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import commit
-from benchmarks.lines import record
+from benchmarks.lines import commit, record
 
 RESULTS = Path(__file__).parent / "results" / "cold_start.jsonl"
 STARTED = "COLD_START_AT"  # the variable that tells a process when it was started

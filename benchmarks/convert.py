@@ -21,17 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lines import record
+from benchmarks.lines import record, surroundings
 
 if TYPE_CHECKING:
     import torch
@@ -212,27 +210,8 @@ def _line(
         line |= parts
         net = line["core_s"] - parts["start_core_s"] - parts["hash_core_s"]
         line["gb_per_core_s_net"] = round(gigabytes / net, 3)
-    versions = {name: metadata.version(name) for name in ("torch", "numba", "safetensors")}
-    return line | {
-        "runs": len(runs),
-        "cores": len(os.sched_getaffinity(0)),
-        "machine": platform.machine(),
-        "load": round(os.getloadavg()[0], 1),
-        "versions": versions,
-        "commit": commit(),
-    }
-
-
-def commit() -> str:
-    """Return the commit this ran on, with + if the tree was changed."""
-    said = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return said.stdout.strip()
+    line |= {"runs": len(runs), "cores": len(os.sched_getaffinity(0))}
+    return line | surroundings(("torch", "numba", "safetensors"))
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import commit
-from benchmarks.lines import append
+from benchmarks.lines import append, commit
 
 KINDS = ("local", "network")
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"

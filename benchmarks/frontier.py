@@ -36,8 +36,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.convert import ENVIRONMENT, ROOT, commit, remove
-from benchmarks.lines import record
+from benchmarks.convert import ENVIRONMENT, ROOT, remove
+from benchmarks.lines import commit, record
 from benchmarks.outside import quantiser
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.convert import commit
-from benchmarks.lines import append
+from benchmarks.lines import append, commit
 from quant.fourbit import batched
 from quant.fourbit.batched import Blocks, Factors, encode_together
 from quant.fourbit.hessian import Factor, factor

@@ -40,10 +40,9 @@ if "cpu" in sys.argv:
 
 import torch
 
-from benchmarks.convert import commit
 from benchmarks.hopper_check import check, running
 from benchmarks.hopper_rule import measure_rule
-from benchmarks.lines import append, rounded
+from benchmarks.lines import append, commit, rounded
 from benchmarks.models import CONFIGS, random_model
 from runtime.floors import Card, card_of, decode_floor_ms, prefill_floor_ms
 from runtime.timing import Timing, alone, decode_time, prefill_time

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.convert import commit
 from benchmarks.device_time import timed
-from benchmarks.lines import append
+from benchmarks.lines import append, commit
 from quant.ggml import codec
 from runtime.kernels.encode.ggml import ENCODERS, encode
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,14 +40,13 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.convert import (
     ENVIRONMENT,
     ROOT,
-    commit,
     convert_command,
     generate,
     measure,
     median,
     remove,
 )
-from benchmarks.lines import append
+from benchmarks.lines import append, surroundings
 from benchmarks.outside import Encoder, compare, converter, quantiser
 
 if TYPE_CHECKING:
@@ -199,16 +196,8 @@ def clock(call: Callable[[], torch.Tensor], repeat: int) -> tuple[float, torch.T
 def show(line: dict[str, Any], runs: int) -> None:
     """Print a line and append it to the results, with what it was measured on."""
     print("  ".join(f"{key} {value}" for key, value in line.items() if key != "what"))
-    versions = {name: metadata.version(name) for name in ("torch", "numba", "gguf")}
-    line |= {
-        "runs": runs,
-        "cores": THREADS,
-        "machine": platform.machine(),
-        "load": round(os.getloadavg()[0], 1),
-        "versions": versions,
-        "commit": commit(),
-    }
-    append(RESULTS, line)
+    line |= {"runs": runs, "cores": THREADS}
+    append(RESULTS, line | surroundings(("torch", "numba", "gguf")))
 
 
 def main() -> None:
