@@ -93,14 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(told(options.artifact, options.prompt, options.tokens, options.device)))
         return
     named = {"what": "cold_start", "model": options.artifact.name}
-    asked = {"prompt": options.prompt, "commit": options.commit or commit()}
+    common = {"prompt": options.prompt, "commit": options.commit or commit()}
     words = [sys.executable, "-m", "benchmarks.cold_start", *(arguments or sys.argv[1:])]
     with tempfile.TemporaryDirectory() as cache:
         for i in range(options.repeat):
             more = {"TRITON_CACHE_DIR": cache, STARTED: str(time.time())}
             done = subprocess.run(words, env=os.environ | more, stdout=subprocess.PIPE, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
-            record(options.results, named | {"cache": "warm" if i else "cold"} | found | asked)
+            record(options.results, named | {"cache": "warm" if i else "cold"} | found | common)
 
 
 if __name__ == "__main__":

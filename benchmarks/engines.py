@@ -89,15 +89,15 @@ def convert(job: Job) -> Path:
 
 def ask_vllm(job: Job, spec: dict[str, Any]) -> dict[str, Any]:
     """Return what vLLM measures of the artifact, or why it does not."""
-    asked, answer, log = (job.file(what) for what in ("job.json", "result.json", "log"))
+    request, answer, log = (job.file(what) for what in ("job.json", "result.json", "log"))
     answer.unlink(missing_ok=True)
     try:
         folder = convert(job)
-        asked.write_text(json.dumps(spec | {"folder": str(folder), "cache": cache_of(folder)}))
-        _run(["-m", "benchmarks.engines_vllm", str(asked), str(answer)], log)
+        request.write_text(json.dumps(spec | {"folder": str(folder), "cache": cache_of(folder)}))
+        _run(["-m", "benchmarks.engines_vllm", str(request), str(answer)], log)
     except subprocess.SubprocessError:
-        said = (job.file("convert.log") if not log.exists() else log).read_text(errors="replace")
-        return {"loads": False, "error": last_error(said), "kernels": kernels(said)}
+        text = (job.file("convert.log") if not log.exists() else log).read_text(errors="replace")
+        return {"loads": False, "error": last_error(text), "kernels": kernels(text)}
     found: dict[str, Any] = json.loads(answer.read_bytes())
     return found | {"loads": True, "kernels": kernels(log.read_text(errors="replace"))}
 
@@ -118,7 +118,7 @@ def _run(arguments: Sequence[str], log: Path) -> None:
 
 def kernels(log: str) -> list[str]:
     """Return vLLM's own words for what it has chosen, each once; not where it looked for files."""
-    return list(dict.fromkeys(said.partition(" Config file")[0] for said in CHOICES.findall(log)))
+    return list(dict.fromkeys(line.partition(" Config file")[0] for line in CHOICES.findall(log)))
 
 
 def last_error(log: str) -> str:
@@ -174,9 +174,9 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     specs = {source: token_rows(source, options.text) | chosen for source in sources}
     jobs = [Job(source, recipe, folder) for recipe in options.recipes for source in sources]
     with ThreadPoolExecutor(options.jobs) as pool:
-        asked = {pool.submit(ask_vllm, job, specs[job.source]): job for job in jobs}
-        for done in as_completed(asked):
-            job, theirs = asked[done], done.result()
+        jobs_of = {pool.submit(ask_vllm, job, specs[job.source]): job for job in jobs}
+        for done in as_completed(jobs_of):
+            job, theirs = jobs_of[done], done.result()
             ours: dict[str, Any] = {}
             if job.artifact.exists():
                 ours = ask_ours(job.source, job.artifact, specs[job.source], options.device)

@@ -112,11 +112,11 @@ class Scene:
 
     def check(self, job: Job, code: int, due: tuple[int, ...]) -> None:
         """Hold a run against what is due: its code, one block, OUT absent or complete."""
-        said = job.log.read_text()
-        assert code in due, f"exit {code}, expected {due}: {said}"
-        assert "Traceback" not in said, said
+        log = job.log.read_text()
+        assert code in due, f"exit {code}, expected {due}: {log}"
+        assert "Traceback" not in log, log
         if code in (INPUT, OUTPUT, INTERRUPTED):
-            assert said.count("qwen35: ") == 1, said
+            assert log.count("qwen35: ") == 1, log
         complete = self.is_complete(job)
         assert complete or code != DONE, "exit 0, but there is no OUT"
 

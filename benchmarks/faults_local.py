@@ -70,15 +70,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        scene = Scene(Path(folder), asked.seed, asked.forms)
-        for what in asked.what:
-            line = try_all(what, scene, asked.count)
+        scene = Scene(Path(folder), options.seed, options.forms)
+        for what in options.what:
+            line = try_all(what, scene, options.count)
             failed |= line["ok"] != line["tried"]
             print(json.dumps(line), flush=True)
-            if asked.record:
+            if options.record:
                 record(line)
     sys.exit(failed)
 

@@ -154,15 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--layers", type=int, nargs="*", default=[4, 16], help="of the models")
     parser.add_argument("--record", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     started = time.monotonic()
     tried, wrong = try_all()
     seconds = time.monotonic() - started
     print(*wrong, sep="\n", end="", file=sys.stderr)
-    streamed = [measure(layers) for layers in asked.layers]
+    streamed = [measure(layers) for layers in options.layers]
     line = fault_line("network faults", tried, tried - len(wrong), seconds, stream=streamed)
     print(json.dumps(line))
-    if asked.record:
+    if options.record:
         record(line)
     sys.exit(bool(wrong))
 

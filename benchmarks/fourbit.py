@@ -170,7 +170,7 @@ def _figures(judge: Any, run: Run, asked: tuple[str, str, str]) -> dict[str, Any
 def _head(run: Run, tool: str, scheme: str, method: str) -> dict[str, Any]:
     names = ("torch", "transformers", *PACKAGES.get(tool, ()))
     python = sys.executable if tool == "qwen35" else run.peers
-    said = subprocess.run([python, "-c", SAY_VERSIONS, *names], capture_output=True, check=True)
+    answer = subprocess.run([python, "-c", SAY_VERSIONS, *names], capture_output=True, check=True)
     return {
         "what": "fourbit",
         "model": run.source.name,
@@ -179,7 +179,7 @@ def _head(run: Run, tool: str, scheme: str, method: str) -> dict[str, Any]:
         "scheme": scheme,
         "method": method,
         "bits": BITS[scheme],
-        "versions": json.loads(said.stdout),
+        "versions": json.loads(answer.stdout),
         "commit": commit(),
     }
 

@@ -102,8 +102,8 @@ class Bench:
         import qwen35_convert as q
 
         told = recipe.model_dump()
-        asked = {"method": "gptq", "calibrate": {"text": self.question[0], "tokens": TOKENS}}
-        return q.Recipe.model_validate(told | {"quantize": told["quantize"] | asked})
+        choices = {"method": "gptq", "calibrate": {"text": self.question[0], "tokens": TOKENS}}
+        return q.Recipe.model_validate(told | {"quantize": told["quantize"] | choices})
 
     def fits(self, tool: str, recipe: str, targets: Sequence[float]) -> Iterator[Made]:
         """Yield what fits each target, by one measurement of costs."""

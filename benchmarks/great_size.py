@@ -100,8 +100,8 @@ def about_here() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    said = Path("/proc/cpuinfo")
-    lines = said.read_text().splitlines() if said.exists() else []
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
 

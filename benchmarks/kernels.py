@@ -90,21 +90,21 @@ def show(line: dict[str, Any]) -> None:
     shape = ",".join(str(x) for x in line["shape"].values()).replace(" ", "")
     if len(shape) > 28:
         shape = shape[:25] + "..."
-    said = [f"{line['kernel']:26}", f"{line['model']:8}", f"{shape:28}"]
+    words = [f"{line['kernel']:26}", f"{line['model']:8}", f"{shape:28}"]
     if "error" in line:
-        said.append(f"ERROR {line['error'][:300]}")
+        words.append(f"ERROR {line['error'][:300]}")
     else:
-        said += [f"{line['worst']:9}", f"rms {line['relative_rms']:.1e} max {line['max_abs']:.1e}"]
-        said.append("ok  " if line["passed"] else f"FAIL {line['failed']} ({line['tolerance']})")
+        words += [f"{line['worst']:9}", f"rms {line['relative_rms']:.1e} max {line['max_abs']:.1e}"]
+        words.append("ok  " if line["passed"] else f"FAIL {line['failed']} ({line['tolerance']})")
     if "ms" in line:
-        said.append(f"{line['ms'] * 1e3:9.1f} us")
-        said += [
+        words.append(f"{line['ms'] * 1e3:9.1f} us")
+        words += [
             f"{name[:8]} {line[name]:.3g}"
             for name in ("tflops", "fraction_of_copy_bandwidth")
             if name in line
         ]
-        said += [line["timed"]] * (line["timed"] != "graph")
-    print(" ".join(said), flush=True)
+        words += [line["timed"]] * (line["timed"] != "graph")
+    print(" ".join(words), flush=True)
 
 
 def compile_ahead(kernels: Sequence[str], jobs: int) -> None:

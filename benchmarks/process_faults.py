@@ -95,8 +95,8 @@ def _refused(scene: Scene, good: Path, one: case.Case) -> None:
         os.chdir(job.place)
 
     code = finish(start(job, command))
-    said = job.log.read_text(errors="replace")
-    assert code == one.code, f"exit {code}, expected {one.code}: {said}"
-    assert "Traceback" not in said, said
+    log = job.log.read_text(errors="replace")
+    assert code == one.code, f"exit {code}, expected {one.code}: {log}"
+    assert "Traceback" not in log, log
     assert (job.place / "out").exists() == (code == DONE)
     shutil.rmtree(job.place)

@@ -63,11 +63,11 @@ def shape_of(name: str) -> Shape:
 
 def write_random(out: Path, name: str, scheme: str) -> Plan:
     """Write the artifact; return its plan."""
-    said = ["layout=hub", "vision=keep", "mtp=keep", f"quantize.scheme={scheme}"]
+    settings = ["layout=hub", "vision=keep", "mtp=keep", f"quantize.scheme={scheme}"]
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         source = Path(scratch) / name
         write_sparse(source, shape_of(name))
-        plan = expect(open_checkpoint(source), read_recipe("fp8-block-hub", said), out)
+        plan = expect(open_checkpoint(source), read_recipe("fp8-block-hub", settings), out)
     out.mkdir()
     config = dict(plan.described)
     (out / "config.json").write_text(json.dumps(config))

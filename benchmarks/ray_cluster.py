@@ -76,9 +76,9 @@ def convert(source: Path, out: Path, *more: str, address: str = "") -> subproces
 
 def finish(process: subprocess.Popen[str]) -> str:
     """Wait for a command; return what it said on stderr."""
-    _, said = process.communicate()
-    assert process.returncode == 0, said
-    return said
+    _, log = process.communicate()
+    assert process.returncode == 0, log
+    return log
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -119,10 +119,10 @@ def run_once(source: Path, out: Path, nodes: int) -> dict[str, Any]:
             assert process.poll() is None, process.communicate()[1]
             done, busy = journalled(out), find_busy(members)
         cluster.remove_node(busy, allow_graceful=False)
-        said = finish(process)
+        log = finish(process)
     finally:
         cluster.shutdown()
-    retried = sum(int(count) for count in LOST.findall(said))
+    retried = sum(int(count) for count in LOST.findall(log))
     return {"done": done, "retried": retried, "seconds": time.monotonic() - started}
 
 

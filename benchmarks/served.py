@@ -95,8 +95,8 @@ def ask(line: Line, port: int, spec: dict[str, Any]) -> dict[str, Any]:
             chosen = {"kernels": kernels(line.log.read_text(errors="replace"))}
             return start | _answers(address, str(line.job.artifact), spec) | chosen
         except (OSError, RuntimeError) as error:
-            said = line.log.read_text(errors="replace")
-            return {"starts": False, "error": last_error(f"{said}\n{error}")}
+            text = line.log.read_text(errors="replace")
+            return {"starts": False, "error": last_error(f"{text}\n{error}")}
         finally:
             stop(server)
 
@@ -117,8 +117,10 @@ def _wait(server: subprocess.Popen[bytes], address: str) -> None:
 def _answers(address: str, model: str, spec: dict[str, Any]) -> dict[str, Any]:
     body = {"model": model, "temperature": 0, "max_tokens": spec["new_tokens"]}
     body |= {"ignore_eos": True, "return_token_ids": True}
-    said = [_post(f"{address}/v1/completions", body | {"prompt": ids}) for ids in spec["prompts"]]
-    choices = [one["choices"][0] for one in said]
+    answers = [
+        _post(f"{address}/v1/completions", body | {"prompt": ids}) for ids in spec["prompts"]
+    ]
+    choices = [one["choices"][0] for one in answers]
     with urlopen(f"{address}/metrics", timeout=60) as answer:
         counted = drafts(answer.read().decode())
     return {"tokens": [one["token_ids"] for one in choices], "text": choices[0]["text"]} | counted
@@ -159,12 +161,12 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor(options.jobs) as pool:
         shown = pool.map(lambda job: list(lines_of(job, options.added)), jobs)
         lines = [line for some in shown for line in some if line.what in options.what]
-        asked = {
+        running = {
             pool.submit(ask, line, options.port + i, specs[line.job.source]): line
             for i, line in enumerate(lines)
         }
-        for done in as_completed(asked):
-            line = asked[done]
+        for done in as_completed(running):
+            line = running[done]
             ours = _ours(line.job, specs[line.job.source], options.device)
             yield _told(line, done.result(), ours)
 

@@ -25,14 +25,14 @@ def with_others(place: Place, choice: Choice) -> Choice:
     strays = [f"{name} {why}" for name in weights_in(place, but=choice.names)]
     files = adapters(place.names)
     adapter = files or ADAPTER_CONFIG in place.names
-    said = [adapter_note(files, adapter_config(place))] if adapter else []
+    notes = [adapter_note(files, adapter_config(place))] if adapter else []
     if any(name.endswith(WEIGHTS) for name in files):
-        strays, said = [*strays, *said], []
+        strays, notes = [*strays, *notes], []
     others = [name for name in indexes(place.names) if name not in (choice.file, INDEX)]
     pickles = sorted(name for name in place.names if PICKLED.fullmatch(name))
-    said += [f"{', '.join(others)} is not used"] if others else []
-    said += [f"{len(pickles)} pickles ({pickles[0]}) are not used"] if pickles else []
-    return replace(choice, strays=(*choice.strays, *strays), notes=(*choice.notes, *said))
+    notes += [f"{', '.join(others)} is not used"] if others else []
+    notes += [f"{len(pickles)} pickles ({pickles[0]}) are not used"] if pickles else []
+    return replace(choice, strays=(*choice.strays, *strays), notes=(*choice.notes, *notes))
 
 
 def adapter_config(place: Place) -> dict[str, Any]:

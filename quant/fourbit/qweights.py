@@ -132,24 +132,24 @@ class Qweights:
 
     def _untold(self, parts: _Found) -> str | None:
         """Return what the config does not say of the layout, or says otherwise."""
-        said, method = layout_of(self.block), self.block.get("quant_method")
-        if said in ALIKE[parts.layout]:
+        layout, method = layout_of(self.block), self.block.get("quant_method")
+        if layout in ALIKE[parts.layout]:
             return None
         if method is None:
             return f"is laid out as {parts.layout}, but there is no {BLOCK} that says its format"
-        return f"is laid out as {parts.layout}, but {BLOCK} says {said or method}"
+        return f"is laid out as {parts.layout}, but {BLOCK} says {layout or method}"
 
     def _broken(self, parts: _Found, form: Turned) -> str | None:
         """Return what the config promises and the tensors do not hold."""
-        said = promised(parts.qweight.name.removesuffix(f".{QWEIGHT}"), self.block)
-        size, columns = said.get("group_size"), parts.columns
+        promise = promised(parts.qweight.name.removesuffix(f".{QWEIGHT}"), self.block)
+        size, columns = promise.get("group_size"), parts.columns
         whole = columns if size in (-1, 0) else size
         held = form.size(columns)
-        if said.get("bits", form.bits) != form.bits:
-            return f"has {form.bits} bits by its shape, but {BLOCK} says {said['bits']}"
+        if promise.get("bits", form.bits) != form.bits:
+            return f"has {form.bits} bits by its shape, but {BLOCK} says {promise['bits']}"
         if whole not in (None, held):
             return f"has groups of {held} columns by its shape, but {BLOCK} says {size}"
-        if said.get("desc_act") and not form.ordered and form.group != columns:
+        if promise.get("desc_act") and not form.ordered and form.group != columns:
             return f"has no {G_IDX} beside it, but desc_act is true in {BLOCK}"
         return None
 

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     group     columns of a point
     signs     that are stored of eight columns: 7, where the eighth makes the minus signs even
     smallest  a block below it is nothing
-    spread    f of the weights, see `i_fit`
+    spread    f of the weights, see `i_magnitudes`
     plain     the share of f mean(w^2) without an importance, None for one that needs one
     attempts  scales that are tried on either side, and the step between them
     again     what is taken again

@@ -127,11 +127,11 @@ class Encoder:
         return max(self.plan.items[self.numbers[name]].scheme.column_multiple for name in names)
 
     def _method(self, sums: Sums) -> str:
-        asked = self.plan.recipe.quantize.method
+        method = self.plan.recipe.quantize.method
         if not sums.count:
             return NEAREST
         few = sums.count < LEAST_TOKENS * len(sums.values)
-        return SWEEP if asked == GPTQ and few else asked
+        return SWEEP if method == GPTQ and few else method
 
     def _known(self, sums: Sums, method: str) -> tuple[Tensor | None, Factor | None]:
         """Return importance and factor of an input, as far as the method takes them."""

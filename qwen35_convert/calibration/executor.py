@@ -66,12 +66,12 @@ def _device_memory(effort: Effort, needed: int) -> Iterator[None]:
         return
     import torch
 
-    said = f"calibration takes up to {needed / 1e9:.1f} GB of its memory"
-    effort.say(f"device {effort.device}: {said}")
+    need = f"calibration takes up to {needed / 1e9:.1f} GB of its memory"
+    effort.say(f"device {effort.device}: {need}")
     try:
         yield
     except torch.OutOfMemoryError:
         fix = "free it and run the same command again, or take --device cpu"
         raise MissingError(
-            f"device {effort.device}: {said}, which it does not have", fix=fix
+            f"device {effort.device}: {need}, which it does not have", fix=fix
         ) from None

@@ -58,13 +58,13 @@ def check_text(source: Checkpoint, recipe: Recipe) -> Texts | None:
     RecipeError as for `read_texts`; FormatError, too, for tokens that the vocabulary has not, and
     for a rope that is not computed.
     """
-    asked = recipe.quantize.calibrate
-    if asked is None:
+    calibrate = recipe.quantize.calibrate
+    if calibrate is None:
         return None
     from runtime.kernels.attention.frequencies import check_rope
 
     check_rope(source.config.rope)
-    texts = read_texts(source, asked)
+    texts = read_texts(source, calibrate)
     largest, size = max(map(max, texts.chunks)), source.config.sizes["V"]
     if largest >= size:
         raise FormatError(f"{TOKENIZER} gives token {largest}, but the vocabulary has {size}")

@@ -122,8 +122,8 @@ class Rounder:
 
     def _weighed(self, item: Item) -> bool:
         """Whether the recipe encodes a weight by what a text says of its columns."""
-        asked = self.recipe.quantize
-        wanted = asked.imatrix is not None or asked.method != NEAREST
+        choice = self.recipe.quantize
+        wanted = choice.imatrix is not None or choice.method != NEAREST
         return wanted and item.atom.name in self.imatrix.sums
 
     def _importance(self, item: Item) -> Tensor | None:

@@ -61,11 +61,11 @@ class Sensitivity:
     def check(self, sizes: Sizes) -> None:
         """Refuse a table of another model, or of weights encoded by other means. RecipeError."""
         units = self.values["units"]
-        asked, measured = (
+        wanted, measured = (
             _means(one) for one in (sizes.recipe.model_dump(), self.values["recipe"])
         )
-        if asked != measured:
-            got = f"was measured with {_told(measured)}; the recipe has {_told(asked)}"
+        if wanted != measured:
+            got = f"was measured with {_told(measured)}; the recipe has {_told(wanted)}"
             expected = "the same method, and an imatrix in both or in neither"
             fix = "give `qwen35 sensitivity` the same --recipe and --set"
             raise RecipeError("--sensitivity", got, expected, fix)
@@ -153,8 +153,8 @@ def read_sensitivity(path: Path) -> Sensitivity:
 
 def _means(recipe: Mapping[str, Any]) -> tuple[str, bool]:
     """Return by which method a recipe chooses codes, and whether it has an imatrix."""
-    asked = recipe["quantize"]
-    return asked["method"], asked["imatrix"] is not None
+    quantize = recipe["quantize"]
+    return quantize["method"], quantize["imatrix"] is not None
 
 
 def _told(means: tuple[str, bool]) -> str:
@@ -173,8 +173,8 @@ def _well_formed(units: object) -> bool:
 
 
 def _has_means(recipe: object) -> bool:
-    asked = recipe.get("quantize") if isinstance(recipe, dict) else None
-    return isinstance(asked, dict) and {"method", "imatrix"} <= asked.keys()
+    quantize = recipe.get("quantize") if isinstance(recipe, dict) else None
+    return isinstance(quantize, dict) and {"method", "imatrix"} <= quantize.keys()
 
 
 def _has_files(source: object) -> bool:

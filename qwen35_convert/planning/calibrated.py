@@ -49,9 +49,9 @@ def adds_to_stream(name: str) -> bool:
 
 def method_of(recipe: Recipe, atom: Atom, scheme: Scheme) -> str:
     """Return how the codes of a weight are found."""
-    asked = recipe.quantize.method
+    method = recipe.quantize.method
     able = scheme.calibrated and _is_walked(atom)
-    return asked if able and (asked == GPTQ or atom.name != EMBEDDING) else NEAREST
+    return method if able and (method == GPTQ or atom.name != EMBEDDING) else NEAREST
 
 
 def _is_walked(atom: Atom) -> bool:

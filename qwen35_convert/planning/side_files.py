@@ -63,8 +63,8 @@ def side_notes(source: Checkpoint) -> Iterator[str]:
     yield from templates.notes
     for name, text in templates.texts.items():
         if not has_places(text):
-            said = f"{templates.where[name]} says {text.strip()!r:.60} of every chat"
-            yield f"{said}, and has no place for messages; {ORIGINAL}"
+            note = f"{templates.where[name]} says {text.strip()!r:.60} of every chat"
+            yield f"{note}, and has no place for messages; {ORIGINAL}"
     for name, problem in disagreements(source):
         yield f"{name}: {problem}; {MEND}"
 

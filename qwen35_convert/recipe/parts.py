@@ -141,15 +141,15 @@ class Quantize(Section):
 
 def _reads_text(values: Mapping[str, Any]) -> bool:
     """Whether something that is asked for follows from a text."""
-    asked = values.get("method", NEAREST), values.get("kv_cache", NO_CACHE)
-    return asked != (NEAREST, NO_CACHE) or _scales_inputs(values)
+    means = values.get("method", NEAREST), values.get("kv_cache", NO_CACHE)
+    return means != (NEAREST, NO_CACHE) or _scales_inputs(values)
 
 
 def _scales_inputs(values: Mapping[str, Any]) -> bool:
     """Whether a scheme that is asked for stores a scale of inputs, which a text gives."""
     rules = values.get("rules")
-    asked = [values, *(rules if isinstance(rules, list | tuple) else ())]
-    names = {str(one.get("scheme")) for one in asked if isinstance(one, dict)}
+    objects = [values, *(rules if isinstance(rules, list | tuple) else ())]
+    names = {str(one.get("scheme")) for one in objects if isinstance(one, dict)}
     return any(SCHEMES[name].static_inputs for name in names & SCHEMES.keys())
 
 

@@ -20,8 +20,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {"group": (32, 64, 128), "symmetric": (Fal
 
 def unused_notes(recipe: Recipe) -> Iterator[str]:
     """Yield the choices that no scheme of a recipe has."""
-    asked = {recipe.quantize.scheme, *(rule.scheme for rule in recipe.quantize.rules)}
-    known = set() if FORMATS[recipe.export.format].mixes else asked & SCHEMES.keys()
+    schemes = {recipe.quantize.scheme, *(rule.scheme for rule in recipe.quantize.rules)}
+    known = set() if FORMATS[recipe.export.format].mixes else schemes & SCHEMES.keys()
     for field, values in CHOICES.items():
         chosen = getattr(recipe.quantize, field)
         if chosen is not None and not any(_has_choice(name, field, values) for name in known):

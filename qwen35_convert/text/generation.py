@@ -52,8 +52,8 @@ def generate_text(checkpoint: Checkpoint, prompt: Prompt) -> Iterator[str]:
     check_head(checkpoint)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = open_tokenizer(checkpoint)
-    said = utf8(prompt.text)
-    text = chat_prompt(checkpoint, said) if prompt.chat else said
+    request = utf8(prompt.text)
+    text = chat_prompt(checkpoint, request) if prompt.chat else request
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     model = load_model(checkpoint, device, _dtype(prompt.dtype, device), keep_fp8=device == "cuda")
     tokens = generate(

@@ -32,10 +32,10 @@ def about_of(card: Mapping[str, Any]) -> dict[str, str | Sequence[str]]:
     }
 
 
-def asked_about(asked: Metadata | None) -> dict[str, str | Sequence[str]]:
+def asked_about(metadata: Metadata | None) -> dict[str, str | Sequence[str]]:
     """Return what a recipe wants to be said, by key under `general.`."""
-    said = {} if asked is None else asked.model_dump()
-    return {key.replace("license_", "license."): value for key, value in said.items() if value}
+    fields = {} if metadata is None else metadata.model_dump()
+    return {key.replace("license_", "license."): value for key, value in fields.items() if value}
 
 
 def base_model_pairs(names: Sequence[str]) -> list[Kv]:

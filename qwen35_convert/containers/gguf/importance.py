@@ -128,14 +128,14 @@ def _pairs(path: Path, file: ImatrixFile) -> tuple[Kv, ...]:
 
 def calibration_pairs(recipe: Recipe) -> tuple[Kv, ...]:
     """Return what the file says of the text that its codes follow from; nothing without one."""
-    asked = recipe.quantize.chosen_by
-    if asked is None:
+    chosen_by = recipe.quantize.chosen_by
+    if chosen_by is None:
         return ()
-    text = asked.text if asked.file is None else Path(asked.file).name
+    text = chosen_by.text if chosen_by.file is None else Path(chosen_by.file).name
     return (
         Kv(METHOD, "string", recipe.quantize.method),
         Kv("quantize.calibrate.text", "string", text),
-        Kv("quantize.calibrate.tokens", "uint32", asked.tokens),
+        Kv("quantize.calibrate.tokens", "uint32", chosen_by.tokens),
     )
 
 

@@ -129,8 +129,8 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
         yield f"format is {got!r}, but {form} is stored"
     weights = group.get("weights") or {}
     columns = atom.shape[-1]
-    for field, said, right in _odd_args(weights, _of_weights(weights, entry["weights"], columns)):
-        yield f"{field} of weights is {said!r}, but {right!r} is stored"
+    for field, value, right in _odd_args(weights, _of_weights(weights, entry["weights"], columns)):
+        yield f"{field} of weights is {value!r}, but {right!r} is stored"
     inputs, expected = group.get("input_activations"), entry["input_activations"]
     # compressed-tensors takes an empty object for numbers with its defaults, vLLM for none
     if inputs is not None and not expected:
@@ -139,8 +139,8 @@ def _odd_fields(group: Mapping[str, Any], atom: Atom, *, static: bool) -> Iterat
         yield "input_activations is null, but scales of inputs are stored"
     elif inputs is not None:
         wanted = _of_inputs(inputs, expected, static=static)
-        for field, said, right in _odd_args(inputs, wanted):
-            yield f"{field} of input_activations is {said!r}, expected {right!r}"
+        for field, value, right in _odd_args(inputs, wanted):
+            yield f"{field} of input_activations is {value!r}, expected {right!r}"
 
 
 def _of_weights(

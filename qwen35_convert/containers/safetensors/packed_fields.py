@@ -76,7 +76,9 @@ def packed_failures(artifact: Checkpoint) -> Iterator[Failure]:
     method = str(block.get("quant_method"))
     if method not in PACKINGS or not any(a.quantized for a in artifact.layout.atoms.values()):
         return
-    yield from (Failure(CONFIG, f"quantization_config: {said}") for said in _odd(artifact, block))
+    yield from (
+        Failure(CONFIG, f"quantization_config: {problem}") for problem in _odd(artifact, block)
+    )
     if method in LISTS:
         yield from _other_forms(artifact, method)
         yield from _listed(artifact, block, *LISTS[method])
@@ -157,22 +159,22 @@ def _readers(artifact: Checkpoint, block: Mapping[str, Any]) -> dict[str, str]:
 def _names(module: str) -> list[str]:
     """Return a module's names in engines; vLLM asks for all experts of a layer at once."""
     head, experts, _ = module.partition(EXPERTS)
-    asked = f"{head}.experts" if experts else module
-    names = [asked]
-    if asked.startswith(HUB_INNER):
-        names.append(VLLM_INNER + asked.removeprefix(HUB_INNER))
+    name = f"{head}.experts" if experts else module
+    names = [name]
+    if name.startswith(HUB_INNER):
+        names.append(VLLM_INNER + name.removeprefix(HUB_INNER))
     return names
 
 
 def _unread(value: Value, atom: Atom, block: Mapping[str, Any]) -> Iterator[Failure]:
     """Yield zero points and groups of columns that engines do not read by what the config says."""
-    said = promised(module_of(atom.weight), block)
+    promise = promised(module_of(atom.weight), block)
     stored = dict(
         zip((part.key for part in value.scheme.parts("", (8, 8))), atom.parts, strict=True)
     )
-    if said.get("sym") is True and bool(value.shared[ZERO].data.any()):
+    if promise.get("sym") is True and bool(value.shared[ZERO].data.any()):
         yield Failure(stored[ZERO], "has zero points, but sym is true: engines do not read them")
-    if said.get("desc_act") is False and ORDER in stored and _moved(value):
+    if promise.get("desc_act") is False and ORDER in stored and _moved(value):
         problem = "says that columns are in another order, but desc_act is false"
         yield Failure(stored[ORDER], f"{problem}: vLLM does not read it")
 

@@ -5,9 +5,10 @@ Chosen for: `convert --device cuda` to Q4_K or Q6_K. No layer of a model uses it
     Q4_K   w ~ d l q - e m        8 blocks of 32 columns with l and m to a super-block with d and e
     Q6_K   w ~ d l q              16 blocks of 16 columns with l to a super-block with d
 
-`quant.k_lines` and `quant.k_steps` have the searches. Here one thread has a block's columns in its
-registers and adds them up in their order, like a lane there; then threads side by side round a
-super-block's scales, and rows are read again, coalesced, for the codes of what is stored.
+`quant.ggml.k_lines` and `quant.ggml.k_steps` have the searches. Here one thread has a block's
+columns in its registers and adds them up in their order, like a lane there; then threads side by
+side round a super-block's scales, and rows are read again, coalesced, for the codes of what is
+stored.
 
 Traps: bytes are equal only if products and sums are not fused (`enable_fp_fusion=False`) and
 division and root round to nearest (`div_rn`, `sqrt_rn`). A GPU's NaN has other bits than a CPU's,
@@ -37,7 +38,7 @@ NUM_BLOCKS = 128  # of a program: one to a thread
 
 
 def encode_k_reference(name: str, w_NK: Tensor) -> Tensor:
-    """Say what `encode_k` computes: the blocks of `quant.k_quants`."""
+    """Say what `encode_k` computes: the blocks of `quant.ggml.k_quants`."""
     from quant.ggml.k_quants import encode_rows
 
     halves = w_NK.dtype == torch.bfloat16

@@ -77,7 +77,7 @@ def _ends_of_config(got: Mapping[str, Any], theirs: Sides) -> Iterator[str]:
     expected = _ids(theirs.checkpoint.config.text) or _ids(theirs.checkpoint.config.raw)
     turn = token(theirs.object(TOKENIZER_CONFIG).get("eos_token"))
     tokens = added_tokens(theirs).items()
-    allowed = [int(i) for i, said in tokens if said["content"] == turn] + expected
+    allowed = [int(i) for i, entry in tokens if entry["content"] == turn] + expected
     ends = _ids(got)
     lost = [one for one in expected if one not in ends]
     if ends and (lost or any(one not in allowed for one in ends)):

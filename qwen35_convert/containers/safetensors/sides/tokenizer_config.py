@@ -94,7 +94,7 @@ def _class(name: Any) -> Any:
 
 def _lists(config: Mapping[str, Any], theirs: Sides) -> Iterator[str]:
     """Yield the special tokens that the source has not, or does not call special."""
-    known = [said["content"] for said in added_tokens(theirs).values() if said.get("special")]
+    known = [token["content"] for token in added_tokens(theirs).values() if token.get("special")]
     known += _listed(theirs.object(TOKENIZER_CONFIG)) + _listed(theirs.object(SPECIAL_TOKENS))
     for text in _listed(config):
         if text not in known:
