@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.device_time import timed
 from benchmarks.lines import append, commit
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from runtime.kernels.encode.ggml import ENCODERS, encode
 
 RESULTS = Path(__file__).parent / "results" / "gguf.jsonl"
@@ -42,7 +42,7 @@ def main() -> int:
     for name in options.types:
         weighted = ENCODERS[name].weighted
         importance = torch.rand(SHAPE[1]) if weighted else None
-        w = whole[:FEWER] if name in codec.I_QUANTS else whole
+        w = whole[:FEWER] if name in kinds.I_QUANTS else whole
         some = w[:CHECKED].contiguous()
         expected = codec.encode(name, some.cpu(), importance=importance)
         passed = torch.equal(encode(name, some, importance).cpu(), expected)

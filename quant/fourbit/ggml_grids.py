@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.ggml.iq4_table import TABLE
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def steps_of(name: str, blocks_NB: Tensor) -> Steps:
     import torch
 
     codes, rows = CODES[name], len(blocks_NB)
-    columns = codec.columns(name, blocks_NB.shape[1])
+    columns = kinds.columns(name, blocks_NB.shape[1])
     ends = []
     for code in (codes.least, codes.end - 1):
         whole = torch.full((rows, columns), code, dtype=torch.int8)
@@ -132,7 +132,7 @@ def put_codes(name: str, blocks_NB: Tensor, codes_NK: Tensor) -> Tensor:
     """Return the blocks with these codes, int8 and shifted, in place of theirs."""
     import torch
 
-    size, nbytes = codec.block(name)
+    size, nbytes = kinds.block(name)
     shifted = codes_NK.to(torch.int16).view(-1, size)
     codes = CODES[name]
     whole = (shifted & 0xFF) if codes.signed else shifted + codes.end
@@ -151,7 +151,7 @@ def take_codes(name: str, blocks_NB: Tensor) -> Tensor:
     """Return the shifted codes of blocks, int8 [N, K]."""
     import torch
 
-    size, nbytes = codec.block(name)
+    size, nbytes = kinds.block(name)
     codes, stored = CODES[name], blocks_NB.reshape(-1, nbytes)
     whole = torch.zeros(len(stored), size, dtype=torch.int16)
     for plane in codes.planes:

@@ -22,7 +22,7 @@ from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fourbit.nvfp4 import NVFP4, Nvfp4
 from quant.fourbit.parts import GLOBAL, PACKED, SCALE
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.ggml.scheme import BLOCKS, Ggml
 from quant.part import Part, Shape
 
@@ -151,7 +151,7 @@ def split(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes [N, K] and the E4M3 bytes [N, K / 16] of blocks, both uint8."""
     import torch
 
-    size = codec.block(TYPE)[1]
+    size = kinds.block(TYPE)[1]
     parts = blocks.reshape(-1, blocks.shape[-1] // size, size)
     packed = parts[..., GROUPS:].reshape(len(parts), -1, GROUPS, 1, HALF)
     codes = torch.cat([packed & 15, packed >> 4], -2)

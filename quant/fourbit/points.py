@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quant.fourbit.point_fields import EIGHT, FIELDS, SUPER, Run
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.ggml.i_grids import levels
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Points:
 def take_points(name: str, blocks_NB: Tensor) -> Points:
     """Return what blocks hold, uint8 [N, B]."""
     fields, rows = FIELDS[name], len(blocks_NB)
-    stored = blocks_NB.contiguous().numpy().reshape(-1, codec.block(name)[1])
+    stored = blocks_NB.contiguous().numpy().reshape(-1, kinds.block(name)[1])
     bits = np.unpackbits(stored, axis=1, bitorder="little")
     level, point, sign = (_take(bits, f) for f in (fields.levels, fields.points, fields.signs))
     if fields.even:
@@ -56,7 +56,7 @@ def take_points(name: str, blocks_NB: Tensor) -> Points:
 
 def _base(name: str, blocks_NB: Tensor) -> NDArray[np.float32]:
     """Return what the lowest level of a point is worth in each super-block, [N, K / 256]."""
-    fields, columns = FIELDS[name], codec.columns(name, blocks_NB.shape[1])
+    fields, columns = FIELDS[name], kinds.columns(name, blocks_NB.shape[1])
     rows, blocks = len(blocks_NB), columns // SUPER
     base = np.zeros((rows, blocks), np.float32)
     level = np.zeros((rows, columns // fields.block), np.int32)
@@ -71,7 +71,7 @@ def put_points(name: str, blocks_NB: Tensor, points: Points) -> Tensor:
     """Return the blocks with these levels, points and signs in place of theirs."""
     import torch
 
-    fields, size = FIELDS[name], codec.block(name)[1]
+    fields, size = FIELDS[name], kinds.block(name)[1]
     stored = blocks_NB.contiguous().numpy().reshape(-1, size)
     bits = np.unpackbits(stored, axis=1, bitorder="little")
     _put(bits, fields.levels, points.level)

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from quant.ggml import codec, i_points, nearest
+from quant.ggml import codec, i_points, kinds, nearest
 from quant.measure import Error, Reached
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def judge_rows(
     import torch
 
     own = codec.encode(name, rows.w, importance=importance)
-    size, nbytes = codec.block(name)
+    size, nbytes = kinds.block(name)
     error.blocks = own.numel() // nbytes
     error.alike = size * int((own == rows.blocks).view(-1, nbytes).all(1).sum())
     if torch.equal(own, rows.blocks):
@@ -113,7 +113,7 @@ def judge_rows(
 
 def _find_faults(name: str, rows: Rows, ours: Tensor, *, known: bool) -> Counter[str]:
     """Return the number of blocks by what is wrong with them, beside ours."""
-    size = codec.block(name)[0]
+    size = kinds.block(name)[0]
     found, reached = (_square_errors(rows.w, q, size) for q in (rows.decoded, ours))
     slack = MADE_BF16 * rows.w.reshape(-1, size).double().square().sum(1).numpy()
     empty, full = (_largest(q, size) for q in (rows.decoded, ours))
@@ -209,7 +209,7 @@ def _beaten(name: str, rows: Rows, size: int) -> NDArray[Any]:
 def _far(name: str, rows: Rows) -> NDArray[Any]:
     """Return how many codes of each block are not the nearest."""
     start, stop, most = nearest.CODES[name]
-    size, num_bytes = codec.block(name)
+    size, num_bytes = kinds.block(name)
     stored = rows.blocks.reshape(-1, num_bytes)
     ends = []
     for code in (0x00, 0xFF):

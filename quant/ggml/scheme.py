@@ -15,7 +15,7 @@ from formats.stored import StoredWeight
 from formats.tensor import DTYPE_BYTES, TensorInfo
 from quant.errors import QuantError
 from quant.finite import count_not_finite
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.part import Cost, Part, Shape
 from quant.usual import Usual
 
@@ -54,7 +54,7 @@ class Ggml(Usual):
     @property
     def plain(self) -> bool:
         """Whether rows are numbers."""
-        return self.type in codec.CASTS
+        return self.type in kinds.CASTS
 
     def parts(self, name: str, shape: Shape) -> tuple[Part, ...]:
         """Return the one tensor, of the weight's shape."""
@@ -73,7 +73,7 @@ class Ggml(Usual):
 
     def refuses(self, shape: Shape) -> str | None:
         """Return why rows of this length cannot be whole blocks, or None."""
-        if codec.fallback(self.type, shape[-1]) == self.type:
+        if kinds.fallback(self.type, shape[-1]) == self.type:
             return None
         return f"{shape[-1]} columns are not a whole number of blocks of {self.name}"
 
@@ -96,7 +96,7 @@ class Ggml(Usual):
         blocks = rows[BLOCKS]
         if blocks.is_floating_point():
             return blocks
-        columns = codec.columns(self.type, blocks.shape[-1])
+        columns = kinds.columns(self.type, blocks.shape[-1])
         values = codec.decode(self.type, blocks.reshape(-1, blocks.shape[-1]), columns)
         return values.view(*blocks.shape[:-1], columns)
 
@@ -121,11 +121,11 @@ class Ggml(Usual):
             error.outside = error.count if error.relative_rms > SAME_WEIGHT else 0
             return error
         flat = w_NK.reshape(-1, columns), decoded.reshape(-1, columns)
-        weighed = (weighed or self.type in codec.WEIGHTED_ONLY) and importance is None
-        unknown = weighed and self.type not in codec.UNWEIGHTED
-        if not unknown and self.type in codec.BOUNDED:
+        weighed = (weighed or self.type in kinds.WEIGHTED_ONLY) and importance is None
+        unknown = weighed and self.type not in kinds.UNWEIGHTED
+        if not unknown and self.type in kinds.BOUNDED:
             error.outside = codec.outside(self.type, *flat, importance=importance)
-        searched = unknown or self.type in codec.SUPER_BLOCKS or self.type in ("IQ4_NL", "IQ4_XS")
+        searched = unknown or self.type in kinds.SUPER_BLOCKS or self.type in ("IQ4_NL", "IQ4_XS")
         if searched and error.count and isfinite(error.sum_sq_error):
             from quant.ggml.judge import Rows, judge_rows
 
@@ -144,7 +144,7 @@ class Ggml(Usual):
     @property
     def bounded(self) -> bool:
         """Whether we have an encoder of this type."""
-        return self.type in codec.WRITABLE
+        return self.type in kinds.WRITABLE
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its super-blocks, and a gain or a bias of the whole."""
@@ -164,5 +164,5 @@ class Ggml(Usual):
         if self.type in DTYPE_BYTES:
             size = DTYPE_BYTES[self.type]
             return Cost(size + (size + 4 if moved else 0), 8, 8)
-        fast = self.type in codec.WRITABLE
+        fast = self.type in kinds.WRITABLE
         return Cost((5 if fast else 40) + (4 if moved else 0), 8, MEASURED)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from formats.family.roles import ROLES
 from formats.nearest import one_of
 from quant.errors import QuantError
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix import llama_cpp, nvfp4, ours
 from quant.mix.tensors import Facts, MixTensor
 from quant.policy import PolicyRule, first_matches
@@ -87,7 +87,7 @@ def _pick(
 def _fit(tensor: MixTensor, choice: Choice) -> Choice:
     """Return the choice, or what llama.cpp takes instead if a row is not whole blocks of it."""
     columns = tensor.shape[-1]
-    fits = codec.fallback(choice.type, columns)
+    fits = kinds.fallback(choice.type, columns)
     if fits == choice.type:
         return choice
     reason = f"{fits}, for {columns} columns are not whole blocks of {choice.type}"
@@ -101,8 +101,8 @@ def _ruled(
     if not rules:
         return {}
     for rule in rules:
-        if rule.scheme.upper() not in codec.WRITABLE:
-            raise unknown("type", rule.scheme, [name.lower() for name in codec.WRITABLE])
+        if rule.scheme.upper() not in kinds.WRITABLE:
+            raise unknown("type", rule.scheme, [name.lower() for name in kinds.WRITABLE])
     winners = first_matches(rules, [weight for tensor in tensors for weight in tensor.weights])
     ruled = {}
     for tensor in tensors:

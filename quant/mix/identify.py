@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix.choose import FILE_TYPES, choose
 from quant.mix.llama_cpp_table import DEFAULTS
 from quant.mix.ours_table import FIXED, LADDERS, OWN
@@ -65,9 +65,9 @@ def _may_be(
     """Whether a tensor has the mix's own type; by our rules, whether all have types of a ladder."""
     if theirs or mix not in LADDERS:
         own = MAIN_TYPES[FILE_TYPES[mix]]
-        return any(codec.fallback(own, t.shape[-1]) == types[t.name] for t in tensors)
+        return any(kinds.fallback(own, t.shape[-1]) == types[t.name] for t in tensors)
     columns = {tensor.shape[-1] for tensor in tensors}
-    ladder = {codec.fallback(type_, width) for type_ in LADDERS[mix] for width in columns}
+    ladder = {kinds.fallback(type_, width) for type_ in LADDERS[mix] for width in columns}
     return set(types.values()) <= {*ladder, *FIXED.values(), OWN[mix]}
 
 
@@ -81,5 +81,5 @@ def may_be_called(number: int, types: Iterable[str]) -> bool:
 
 
 def _bits(name: str) -> float:
-    columns, size = codec.block(name)
+    columns, size = kinds.block(name)
     return 8 * size / columns

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix.llama_cpp_table import (
     CLASSES,
     DEFAULTS,
@@ -73,7 +73,7 @@ def _choose(mix: str, tensor: MixTensor, table: Rules, place: Place | None) -> t
 
 def _head(mix: str, tensor: MixTensor) -> str:
     """Return the type of the output matrix."""
-    if tensor.shape[-1] % codec.block(DEFAULTS[mix])[0]:
+    if tensor.shape[-1] % kinds.block(DEFAULTS[mix])[0]:
         return "Q8_0"
     return HEADS.get(mix, "Q6_K")
 

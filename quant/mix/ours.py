@@ -23,7 +23,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix import llama_cpp
 from quant.mix.llama_cpp_table import PLAIN
 from quant.mix.ours_table import (
@@ -82,7 +82,7 @@ def pick(
 
 def _nbytes(tensor: MixTensor, type_: str) -> int:
     columns = tensor.shape[-1]
-    return prod(tensor.shape[:-1]) * codec.row_bytes(codec.fallback(type_, columns), columns)
+    return prod(tensor.shape[:-1]) * kinds.row_bytes(kinds.fallback(type_, columns), columns)
 
 
 def _hulls(
@@ -108,7 +108,7 @@ def _options(mix: str, tensor: MixTensor, facts: Facts, loss: float) -> list[Opt
     weighed = facts.imatrix and tensor.block < facts.num_layers and known
     errors = ERROR if weighed and tensor.kind != EMBEDDING else UNWEIGHTED_ERROR
     allowed = _ladder(mix, tensor.kind, imatrix=weighed)
-    types = dict.fromkeys(codec.fallback(type_, columns) for type_ in allowed)
+    types = dict.fromkeys(kinds.fallback(type_, columns) for type_ in allowed)
     return [Option(_nbytes(tensor, type_), loss * errors[type_], type_) for type_ in types]
 
 
@@ -126,15 +126,15 @@ def _ladder(mix: str, kind: str, *, imatrix: bool) -> tuple[str, ...]:
 
 def _poor(own: str, kind: str, imatrix: bool) -> frozenset[str]:  # noqa: FBT001 - private
     """Return the types not to give: a mix that is itself poor without a matrix is refused later."""
-    if imatrix or own in codec.POOR_UNWEIGHTED:
+    if imatrix or own in kinds.POOR_UNWEIGHTED:
         unweighed = kind == EMBEDDING or (kind == HEAD and not imatrix)
-        return codec.WEIGHTED_ONLY if unweighed else frozenset()
-    return codec.POOR_UNWEIGHTED
+        return kinds.WEIGHTED_ONLY if unweighed else frozenset()
+    return kinds.POOR_UNWEIGHTED
 
 
 @cache
 def _bits(type_: str) -> float:
-    columns, size = codec.block(type_)
+    columns, size = kinds.block(type_)
     return 8 * size / columns
 
 
@@ -161,5 +161,5 @@ def sensitivity_of(kind: str, facts: Facts, place: str) -> float:
 
 
 def _reason(mix: str, tensor: MixTensor, type_: str) -> str:
-    own = codec.fallback(OWN[mix], tensor.shape[-1])
+    own = kinds.fallback(OWN[mix], tensor.shape[-1])
     return f"ours: {mix}" if type_ == own else f"ours: {mix}, instead of {own}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from formats.checkpoint import Checkpoint
 from formats.gguf.names import gguf_name
 from formats.stored import KEEP
-from quant.ggml.codec import POOR_UNWEIGHTED, WEIGHTED_ONLY
+from quant.ggml.kinds import POOR_UNWEIGHTED, WEIGHTED_ONLY
 from quant.mix.ours import place_of, sensitivity_of
 from quant.mix.ours_table import ERROR, UNWEIGHTED_ERROR
 from quant.mix.tensors import Facts, MixTensor

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from formats.checkpoint import Checkpoint
 from formats.family.roles import ROLES
 from formats.stored import KEEP
-from quant.ggml.codec import POOR_UNWEIGHTED
+from quant.ggml.kinds import POOR_UNWEIGHTED
 from quant.importance import importance
 from quant.opening import open_value
 from quant.stored import Value, each_row

@@ -16,7 +16,7 @@ from formats.errors import FormatError
 from formats.json_file import parse_object
 from formats.nearest import one_of
 from formats.stored import KEEP
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.registry import SCHEMES
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.fit.measure import Measured
@@ -194,7 +194,7 @@ def forms_of(name: str, asked: Sequence[str]) -> tuple[str, ...]:
 
     RecipeError for a form that the format has not.
     """
-    known = map(str.lower, codec.WRITABLE) if FORMATS[name].mixes else (*SCHEMES, KEEP)
+    known = map(str.lower, kinds.WRITABLE) if FORMATS[name].mixes else (*SCHEMES, KEEP)
     for form in set(asked) - set(known):
         expected = f"a form of a weight in {name}, such as {one_of(FORMS[name][:3])}"
         raise RecipeError("--forms or --sensitivity", f"has {form!r}", expected)

@@ -24,7 +24,7 @@ from formats.gguf.file import ALIGNMENT
 from formats.stored import KEEP
 from formats.tensor import DTYPE_BYTES
 from quant.fourbit import ggml_nvfp4 as nvfp4
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.ggml_types import ggml_type
 from quant.registry import get_scheme, unknown
 from quant.scheme import Scheme
@@ -146,8 +146,8 @@ def _held_by_mix(plan: Plan) -> tuple[tuple[str, str], ...]:
 
 def _check_known(forms: Iterable[str], *, is_file: bool) -> None:
     for form in forms:
-        if is_file and form.upper() not in codec.WRITABLE:
-            raise unknown("type", form, [name.lower() for name in codec.WRITABLE])
+        if is_file and form.upper() not in kinds.WRITABLE:
+            raise unknown("type", form, [name.lower() for name in kinds.WRITABLE])
         if not is_file and form != KEEP:
             get_scheme(form)
 
@@ -185,7 +185,7 @@ def _file_sizes(
     shape = (rows, *rest) if len(items) == 1 else (len(items), rows, *rest)
     for form in forms:
         name = form.upper()
-        fits = codec.fallback(name, shape[-1]) == name
+        fits = kinds.fallback(name, shape[-1]) == name
         if fits and role.gguf_takes(name) and name != nvfp4.TYPE:  # not every tensor may have that
             parts = scheme_of_form(form, recipe).parts(items[0].outputs[0].name, shape)
             yield form, sum(_padded(part.info.nbytes) for part in parts)

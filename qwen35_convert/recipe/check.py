@@ -19,7 +19,7 @@ from formats.family.roles import ROLES
 from formats.family.rules import RULES
 from formats.stored import KEEP
 from quant.errors import QuantError
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix.choose import FILE_TYPES
 from quant.registry import get_scheme, unknown
 from qwen35_convert.errors import Mistake, Place, RecipeError, in_order
@@ -117,7 +117,7 @@ def _scheme_error(recipe: Recipe, name: str, *, whole: bool) -> QuantError | Non
         return None
     if whole:
         return None if name in FILE_TYPES else unknown("mix", name, FILE_TYPES)
-    types = [dtype.lower() for dtype in codec.WRITABLE]
+    types = [dtype.lower() for dtype in kinds.WRITABLE]
     return None if name.lower() in types else unknown("type", name, types)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from formats.stored import KEEP
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix.choose import FILE_TYPES
 from quant.registry import SCHEMES
 from qwen35_convert.recipe.files import EXTENDS
@@ -22,7 +22,7 @@ from qwen35_convert.recipe.parts import FORMATS
 from qwen35_convert.recipe.recipe import Recipe
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-TYPES = [name for dtype in codec.WRITABLE for name in (dtype.lower(), dtype)]
+TYPES = [name for dtype in kinds.WRITABLE for name in (dtype.lower(), dtype)]
 EXPONENT = {"type": "string", "pattern": r"^[0-9]{1,4}e[+-]?[0-9]{1,3}$"}
 SIZE = {
     "type": "string",
@@ -125,8 +125,8 @@ def _widened(value: dict[str, Any], where: str) -> dict[str, Any]:
         value = {"enum": list(dict.fromkeys(NAMES[where]))} | _without(value, ("type",))
     if where in TEXTS:
         plain = _without(value, ("default", "title", "anyOf"))
-        kinds = value.get("anyOf", [plain])
-        value = {"anyOf": [*kinds, TEXTS[where]]} | _without(value, (*plain, "anyOf"))
+        choices = value.get("anyOf", [plain])
+        value = {"anyOf": [*choices, TEXTS[where]]} | _without(value, (*plain, "anyOf"))
     return value
 
 

@@ -162,7 +162,7 @@ def main(names: Sequence[str]) -> None:
 
     names  of schemes; none: every scheme that can be written
     """
-    from quant.ggml.codec import WRITABLE
+    from quant.ggml.kinds import WRITABLE
 
     every = [*SCHEMES.values(), *OTHER_FORMS.values(), *map(ggml_type, WRITABLE)]
     schemes = [SCHEMES.get(name) or ggml_type(name.upper()) for name in names] or every

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from quant.ggml import codec
+from quant.ggml import kinds
 from tests.planted.block_faults import Change, bits, half, of_type
 from tests.planted.code_faults import UP, Blocks
 from tests.planted.edit import Tensors
@@ -38,7 +38,7 @@ def cases() -> Iterator[Fault]:
 def _blocks(tensors: Tensors, kind: str, change: Change) -> str:
     entry = tensors.at(UP)
     assert entry.info.dtype == kind, f"{entry.info.name} is {entry.info.dtype}"
-    shape = entry.info.shape[0], -1, codec.block(kind)[1]
+    shape = entry.info.shape[0], -1, kinds.block(kind)[1]
     change(entry.data.reshape(shape))
     return entry.info.name
 
@@ -48,7 +48,7 @@ def _of_all(kind: str) -> dict[str, Change]:
     return {
         "scales-halved": _scales(kind, lambda d: d / 2),
         "scales-doubled": _scales(kind, lambda d: d * 2),
-        "a-scale-nan": partial(_flat, change=half(codec.SUPER_BLOCKS[kind][0], lambda _: np.nan)),
+        "a-scale-nan": partial(_flat, change=half(kinds.SUPER_BLOCKS[kind][0], lambda _: np.nan)),
         "zeroed": _assign(0),
         "a-row-zeroed": lambda blocks: _assign(0)(blocks[3:4]),
         "rows-off-by-one": lambda blocks: _assign(np.roll(blocks, 1, 0))(blocks),
@@ -60,8 +60,8 @@ def _of_one(kind: str) -> dict[str, Change]:
     """Return changes of a block that GPTQ might have made."""
     changes = {
         "a-code-turned": bits(CODES[kind], 0x04),
-        "a-scale-by-an-ulp": bits(codec.SUPER_BLOCKS[kind][0], 0x01),
-        "a-scale-halved": half(codec.SUPER_BLOCKS[kind][0], lambda d: d / 2),
+        "a-scale-by-an-ulp": bits(kinds.SUPER_BLOCKS[kind][0], 0x01),
+        "a-scale-halved": half(kinds.SUPER_BLOCKS[kind][0], lambda d: d / 2),
     }
     return {name: partial(_flat, change=change) for name, change in changes.items()}
 
@@ -81,7 +81,7 @@ def _scales(kind: str, how: Callable[[np.ndarray], np.ndarray]) -> Change:
     """Return a change of the float16 scales of all super-blocks."""
 
     def apply(blocks: Blocks) -> None:
-        for at in codec.SUPER_BLOCKS[kind]:
+        for at in kinds.SUPER_BLOCKS[kind]:
             scales = blocks[..., at : at + 2].copy().view(np.float16)
             blocks[..., at : at + 2] = how(scales).astype(np.float16).view(np.uint8)
 

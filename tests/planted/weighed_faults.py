@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.ggml.i_points import PLACES
 from tests.planted.block_faults import Change, half
 from tests.planted.code_faults import UP, Blocks
@@ -27,12 +27,12 @@ def cases() -> Iterator[Fault]:
 def _blocks(tensors: Tensors, kind: str, change: Change) -> str:
     entry = tensors.at(UP)
     assert entry.info.dtype == kind, f"{entry.info.name} is {entry.info.dtype}"
-    change(entry.data.reshape(-1, codec.block(kind)[1]))
+    change(entry.data.reshape(-1, kinds.block(kind)[1]))
     return entry.info.name
 
 
 def _changes(kind: str) -> dict[str, Change]:
-    (at, *_) = codec.SUPER_BLOCKS[kind]
+    (at, *_) = kinds.SUPER_BLOCKS[kind]
     found: dict[str, Change] = {
         "scale-doubled": half(at, lambda d: 2 * d),
         "scale-halved": half(at, lambda d: d / 2),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from quant.errors import QuantError
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.importance import FLOOR, NOTHING, importances, unused
 
 UP, DOWN = "blk.0.ffn_up_exps.weight", "blk.0.ffn_down.weight"
@@ -70,7 +70,7 @@ def test_what_is_positive_stays_as_it_is():
     assert found.floored == 0
 
 
-@pytest.mark.parametrize("kind", [*codec.SUPER_BLOCKS, *sorted(codec.SEARCHED), "IQ4_XS", "IQ4_NL"])
+@pytest.mark.parametrize("kind", [*kinds.SUPER_BLOCKS, *sorted(kinds.SEARCHED), "IQ4_XS", "IQ4_NL"])
 @pytest.mark.parametrize("zeros", [slice(64, 128), slice(None, None, 2), slice(0, 248)])
 def test_no_column_is_erased(kind, zeros):
     """What a text did not move is stored nearly as well as without an imatrix."""
@@ -85,7 +85,7 @@ def test_no_column_is_erased(kind, zeros):
         return float((q - w)[:, zeros].norm() / w[:, zeros].norm())
 
     # a point of a grid holds eight columns, of which some matter and some do not
-    most = 1.75 if kind in codec.I_QUANTS else 1.5
+    most = 1.75 if kind in kinds.I_QUANTS else 1.5
     assert error(found.values[0]) < most * error(None)
 
 

@@ -26,7 +26,7 @@ from formats.tensor import TensorInfo
 from quant.errors import QuantError
 from quant.fourbit.ggml_grids import CODES
 from quant.fourbit.point_fields import FIELDS
-from quant.ggml.codec import CASTS
+from quant.ggml.kinds import CASTS
 from quant.ggml_types import ggml_type
 from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.tensors import Facts, MixTensor

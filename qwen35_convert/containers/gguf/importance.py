@@ -19,7 +19,7 @@ from formats.family.roles import ROLES
 from formats.gguf.header import Kv
 from formats.gguf.imatrix import ImatrixFile, read_imatrix
 from quant.errors import QuantError
-from quant.ggml.codec import POOR_UNWEIGHTED
+from quant.ggml.kinds import POOR_UNWEIGHTED
 from quant.ggml_types import METHOD
 from quant.importance import FLOOR, Columns, importances, unused
 from qwen35_convert.errors import RecipeError

@@ -24,7 +24,7 @@ from formats.gguf.vision import (
 from formats.json_file import parse_object
 from formats.side_names import GENERATION
 from formats.tensor import TensorInfo
-from quant.ggml.codec import fallback
+from quant.ggml.kinds import fallback
 from quant.ggml.scheme import BLOCKS, Ggml
 from quant.mix.choose import FILE_TYPES
 from qwen35_convert.containers.gguf.shards import gguf_shard

@@ -24,7 +24,7 @@ from formats.gguf.obeyed import ABSENT_IN_MMPROJ, SAMPLING
 from formats.gguf.tower import SIZE_KEYS, tower_sizes, tower_tensors
 from formats.gguf.vision import VisionTensor, mmproj_metadata, read_preprocessor
 from formats.tensor import TensorInfo
-from quant.ggml import codec
+from quant.ggml import kinds
 from quant.mix.identify import MAIN_TYPES
 from qwen35_convert.containers.gguf.file_type import KEY as FILE_TYPE
 from qwen35_convert.containers.gguf.file_type import stated_type
@@ -153,8 +153,8 @@ def _file_type(
     free = [name for name, (target, _) in wanted.items() if target.kind == "out"]
     weights = [file.infos[name] for name in free if name in file.infos]
     main = MAIN_TYPES.get(number)
-    fitting = [i for i in weights if main and codec.fallback(main, i.shape[-1]) == main] or weights
+    fitting = [i for i in weights if main and kinds.fallback(main, i.shape[-1]) == main] or weights
     stored = {info.dtype for info in fitting}
-    if main is None or stored.isdisjoint(codec.fallback(main, i.shape[-1]) for i in fitting):
+    if main is None or stored.isdisjoint(kinds.fallback(main, i.shape[-1]) for i in fitting):
         problem = f"{FILE_TYPE} is {number}, expected that of {', '.join(sorted(stored))}"
         yield Failure(file.path.name, problem)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from runtime.kernels.encode.i_quants import encode_i
 from runtime.kernels.encode.k_quants import encode_k
 
@@ -35,7 +35,7 @@ class Encoder(NamedTuple):
 ENCODERS = {
     "Q4_K": Encoder(encode_k, weighted=False),
     "Q6_K": Encoder(encode_k, weighted=False),
-    **dict.fromkeys(codec.I_QUANTS, Encoder(encode_i, weighted=True)),
+    **dict.fromkeys(kinds.I_QUANTS, Encoder(encode_i, weighted=True)),
 }
 
 
@@ -69,8 +69,8 @@ def encode(name: str, w_NK: Tensor, importance: Tensor | None = None) -> Tensor:
 
 def _finite(name: str, blocks: Tensor) -> bool:
     """Return whether every scale is finite."""
-    rows = blocks.view(-1, codec.block(name)[1])
+    rows = blocks.view(-1, kinds.block(name)[1])
     return all(
         bool(rows[:, at : at + 2].contiguous().view(torch.float16).isfinite().all())
-        for at in codec.SUPER_BLOCKS[name]
+        for at in kinds.SUPER_BLOCKS[name]
     )

@@ -10,7 +10,7 @@ import torch
 from quant.fourbit.ggml_codes import feed_back
 from quant.fourbit.ggml_grids import CODES, put_codes, steps_of, take_codes
 from quant.fourbit.hessian import Factor, factor
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.ggml.scheme import BLOCKS
 from quant.ggml_types import METHOD, GgmlTypes, ggml_type
 
@@ -42,7 +42,7 @@ def outside_values(name: str, blocks: torch.Tensor) -> torch.Tensor:
 def every_value(name: str, blocks: torch.Tensor) -> torch.Tensor:
     """Return the value of each code of each column under the scales of blocks, [codes, N, K]."""
     codes = CODES[name]
-    shape = len(blocks), codec.columns(name, blocks.shape[1])
+    shape = len(blocks), kinds.columns(name, blocks.shape[1])
     every = range(codes.least, codes.end)
     whole = (torch.full(shape, code, dtype=torch.int8) for code in every)
     return torch.stack([outside_values(name, put_codes(name, blocks, one)) for one in whole])
@@ -70,7 +70,7 @@ def loss(w: torch.Tensor, q: torch.Tensor, h: torch.Tensor) -> float:
 @types
 def test_codes_are_where_the_decoder_has_them(name):
     """Whatever bytes there are: codes come back, and steps and zeros give what they decode to."""
-    size, nbytes = codec.block(name)
+    size, nbytes = kinds.block(name)
     rng = np.random.default_rng(0)
     blocks = torch.from_numpy(rng.integers(0, 256, (3, nbytes * (COLUMNS // size)), np.uint8))
     sane = codec.encode(name, weight(0, 3))
@@ -177,8 +177,8 @@ def test_what_is_wrong_is_named(name, what):
 def test_scales_that_are_not_their_own_are_named(name, times):
     scheme, w = ggml_type(name, fed_back=True), weight(7)
     rows = scheme.encode(w, factor=factor(hessian(7)))[BLOCKS]
-    wrong = rows.clone().view(-1, codec.block(name)[1])
-    for at in codec.SUPER_BLOCKS.get(name, (0, 2) if name.endswith("1") else (0,)):
+    wrong = rows.clone().view(-1, kinds.block(name)[1])
+    for at in kinds.SUPER_BLOCKS.get(name, (0, 2) if name.endswith("1") else (0,)):
         half = wrong[:, at : at + 2].clone().view(torch.float16)
         wrong[:, at : at + 2] = (half * times).view(torch.uint8)
     assert scheme.judge(scheme.compare(w, {BLOCKS: wrong.view(rows.shape)}))

@@ -16,7 +16,7 @@ from quant.fourbit.hessian import Factor, factor
 from quant.fourbit.point_fields import EIGHT, FIELDS
 from quant.fourbit.point_walk import REACH, Walk
 from quant.fourbit.points import put_points, take_points
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.ggml.i_grids import levels
 from quant.ggml.scheme import BLOCKS
 from quant.ggml_types import METHOD, GgmlTypes, ggml_type
@@ -42,7 +42,7 @@ def known_by(seed: int) -> Factor:
 @settings(max_examples=10)
 def test_fields_are_where_the_decoder_has_them(name, seed):
     """Whatever bytes there are: fields come back, and give what the gguf package decodes."""
-    fields, size = FIELDS[name], codec.block(name)[1]
+    fields, size = FIELDS[name], kinds.block(name)[1]
     rng = np.random.default_rng(seed)
     blocks = torch.from_numpy(rng.integers(0, 256, (3, 2 * size), np.uint8))
     blocks.view(-1, size)[:, :2] = torch.rand(6, 1).add(0.01).half().view(torch.uint8)
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_named(name, what):
 def test_scales_that_are_not_their_own_are_named(name, times):
     scheme, w = ggml_type(name, fed_back=True), weight(7)
     rows = scheme.encode(w, factor=factor(hessian(7)))[BLOCKS]
-    wrong = rows.clone().view(-1, codec.block(name)[1])
+    wrong = rows.clone().view(-1, kinds.block(name)[1])
     half = wrong[:, :2].clone().view(torch.float16)
     wrong[:, :2] = (half * times).view(torch.uint8)
     assert scheme.judge(scheme.compare(w, {BLOCKS: wrong.view(rows.shape)}))

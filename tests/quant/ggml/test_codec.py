@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from quant.errors import QuantError
 from quant.ggml import codec as ggml
+from quant.ggml import kinds
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 # One worker: ggml fills its tables of IQ2 at their first use, for 13 seconds of a process.
 pytestmark = pytest.mark.xdist_group("ggml")
-LOSSY = tuple(name for name in ggml.WRITABLE if name != "F32")
-BOUNDED = tuple(name for name in ggml.BOUNDED if name != "F32")
-SEARCHED = (*ggml.K_QUANTS, "IQ4_NL", "IQ4_XS")
+LOSSY = tuple(name for name in kinds.WRITABLE if name != "F32")
+BOUNDED = tuple(name for name in kinds.BOUNDED if name != "F32")
+SEARCHED = (*kinds.K_QUANTS, "IQ4_NL", "IQ4_XS")
 READ_ONLY = ("IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0")
 
 
@@ -48,7 +49,7 @@ KINDS = (normal, heavy_tailed, one_outlier, sparse, far_from_zero, uneven_blocks
 
 def stored(name, w, weights=None):
     """Return what a weight is after it was stored; K-quants by ggml itself."""
-    if name not in ggml.SUPER_BLOCKS:
+    if name not in kinds.SUPER_BLOCKS:
         return ggml.decode(name, ggml.encode(name, w, importance=weights), w.shape[1])
     qtype = gguf.GGMLQuantizationType[name].value
     table = None if weights is None else weights.numpy()
@@ -80,7 +81,7 @@ def test_nothing_that_was_rounded_is_outside(name, kind, n, k, seed, weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ggml.BOUNDED)
+@pytest.mark.parametrize("name", kinds.BOUNDED)
 def test_rows_or_columns_in_another_order_are_outside(name, weighted):
     draw = torch.Generator().manual_seed(0)
     w = normal(17, 1024, draw)
@@ -91,7 +92,7 @@ def test_rows_or_columns_in_another_order_are_outside(name, weighted):
         assert ggml.outside(name, w, wrong, importance=weights) > w.numel() / 5
 
 
-@pytest.mark.parametrize("name", ggml.BOUNDED)
+@pytest.mark.parametrize("name", kinds.BOUNDED)
 def test_one_wrong_weight_is_outside(name):
     w = normal(3, 512, torch.Generator().manual_seed(0)).bfloat16()
     decoded = stored(name, w)
@@ -120,17 +121,17 @@ def test_the_bound_of_rounded_types_is_reached(name):
     assert ggml.outside(name, w, w + (decoded - w) * 1.1) >= 1
 
 
-@pytest.mark.parametrize("name", ggml.WRITABLE)
+@pytest.mark.parametrize("name", kinds.WRITABLE)
 def test_sizes_are_those_of_the_gguf_package(name):
     columns, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
-    assert ggml.block(name) == (columns, size)
-    assert ggml.row_bytes(name, 3 * columns) == 3 * size
-    assert ggml.columns(name, 3 * size) == 3 * columns
+    assert kinds.block(name) == (columns, size)
+    assert kinds.row_bytes(name, 3 * columns) == 3 * size
+    assert kinds.columns(name, 3 * size) == 3 * columns
     if columns > 1:
         with pytest.raises(QuantError, match=f"blocks of {columns} columns, a row has 33"):
-            ggml.row_bytes(name, 33)
+            kinds.row_bytes(name, 33)
         with pytest.raises(QuantError, match=f"expected a multiple of {size}"):
-            ggml.columns(name, size + 1)
+            kinds.columns(name, size + 1)
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,10 @@ def test_sizes_are_those_of_the_gguf_package(name):
     ],
 )
 def test_rows_of_odd_length_get_the_type_that_llama_quantize_takes(name, columns, expected):
-    assert ggml.fallback(name, columns) == expected
+    assert kinds.fallback(name, columns) == expected
 
 
-@pytest.mark.parametrize("name", ggml.WRITABLE)
+@pytest.mark.parametrize("name", kinds.WRITABLE)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused(name, bad):
     w = torch.zeros(5, 256, dtype=torch.bfloat16)
@@ -189,12 +190,12 @@ def test_types_that_cannot_be_written_or_do_not_exist_are_named():
     with pytest.raises(QuantError, match=r"ggml has no type 'Q9_K'"):
         ggml.encode("Q9_K", w)
     with pytest.raises(QuantError, match=r"Q8_1 cannot be read"):
-        ggml.decode("Q8_1", torch.zeros(1, ggml.row_bytes("Q8_1", 32), dtype=torch.uint8), 32)
+        ggml.decode("Q8_1", torch.zeros(1, kinds.row_bytes("Q8_1", 32), dtype=torch.uint8), 32)
 
 
 @pytest.mark.parametrize("name", READ_ONLY)
 def test_types_of_others_are_decoded_by_the_gguf_package(name):
-    columns, size = ggml.block(name)
+    columns, size = kinds.block(name)
     data = torch.arange(3 * 2 * size).remainder(97).to(torch.uint8).view(3, 2 * size)
     expected = gguf.quants.dequantize(data.numpy(), gguf.GGMLQuantizationType[name])
     assert np.array_equal(ggml.decode(name, data, 2 * columns).numpy(), expected)
@@ -227,7 +228,7 @@ def test_views_and_every_float_are_taken(take, dtype):
     assert torch.equal(ggml.encode("Q8_0", w), ggml.encode("Q8_0", w.float().clone()))
 
 
-@pytest.mark.parametrize("name", ggml.WRITABLE)
+@pytest.mark.parametrize("name", kinds.WRITABLE)
 def test_rows_are_encoded_by_themselves_and_where_they_are_wanted(name):
     w = normal(13, 512, torch.Generator().manual_seed(0))
     weights = torch.linspace(0.1, 1, 512)
@@ -240,12 +241,12 @@ def test_rows_are_encoded_by_themselves_and_where_they_are_wanted(name):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ggml.SUPER_BLOCKS)
+@pytest.mark.parametrize("name", kinds.SUPER_BLOCKS)
 def test_super_blocks_go_to_their_own_loops(name, weighted):
     w = normal(5, 512, torch.Generator().manual_seed(0)).bfloat16()
     weights = torch.linspace(0.1, 1, 512) if weighted else None
     blocks = ggml.encode(name, w, importance=weights)
-    if name in ggml.WEIGHTED_ONLY and not weighted:
+    if name in kinds.WEIGHTED_ONLY and not weighted:
         weights = torch.ones(512)
     assert torch.equal(ggml.decode(name, blocks, 512), stored(name, w, weights))
 

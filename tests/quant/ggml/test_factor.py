@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quant.ggml import codec
+from quant.ggml import codec, kinds
 from quant.ggml.judge import SIGNED
 from quant.ggml_types import ggml_type
 
@@ -25,7 +25,7 @@ def judged(name: str, w: torch.Tensor, blocks: torch.Tensor) -> list[str]:
 def scaled(blocks: torch.Tensor, name: str, factor: float) -> torch.Tensor:
     """Return blocks whose float16 scales, which begin each, are multiplied."""
     blocks = blocks.clone()
-    every = blocks.view(-1, codec.block(name)[1])
+    every = blocks.view(-1, kinds.block(name)[1])
     every[:, :2] = (every[:, :2].clone().view(torch.float16) * factor).view(torch.uint8)
     return blocks
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant.ggml import i_grids, i_quants
-from quant.ggml.codec import I_QUANTS, WEIGHTED_ONLY
+from quant.ggml.kinds import I_QUANTS, WEIGHTED_ONLY
 from tests.quant.ggml.test_k_quants import (
     KINDS,
     bfloat16,

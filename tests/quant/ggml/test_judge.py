@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from quant.ggml import codec, i_points, judge
+from quant.ggml import codec, i_points, judge, kinds
 from quant.ggml.scheme import BLOCKS, Ggml
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 # One worker: ggml fills its tables of IQ2 at their first use, for 13 seconds of a process.
 pytestmark = pytest.mark.xdist_group("ggml")
-SEARCHED = (*codec.K_QUANTS, "IQ4_NL", "IQ4_XS")
-GRIDS = tuple(codec.I_QUANTS)
+SEARCHED = (*kinds.K_QUANTS, "IQ4_NL", "IQ4_XS")
+GRIDS = tuple(kinds.I_QUANTS)
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 # Where each type keeps its float16 scales.
-SCALES = codec.K_QUANTS | dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q8_0", "Q4_0", "Q5_0"), (0,))
+SCALES = kinds.K_QUANTS | dict.fromkeys(("IQ4_NL", "IQ4_XS", "Q8_0", "Q4_0", "Q5_0"), (0,))
 by_type = pytest.mark.parametrize("name", SEARCHED)
 
 
@@ -61,7 +61,7 @@ def test_ggmls_own_blocks_pass_with_an_importance_that_is_not_known(name, kind):
 @by_type
 def test_a_gain_is_named(name, w, gain, weighed):
     weights = uneven(1024, torch.Generator().manual_seed(1)) if weighed else None
-    blocks = by_ggml(name, w, weights).reshape(-1, codec.block(name)[1]).numpy().copy()
+    blocks = by_ggml(name, w, weights).reshape(-1, kinds.block(name)[1]).numpy().copy()
     for at in SCALES[name]:
         halves = blocks[:, at : at + 2].copy().view(np.float16)
         blocks[:, at : at + 2] = (halves * np.float16(gain)).view(np.uint8)
@@ -95,7 +95,7 @@ def test_signs_of_other_weights_are_named(name, weighed):
     w = normal(16, 1024, draw)
     blocks = by_ggml(name, w, uneven(1024, draw))
     assert f"64 of 64 {judge.SIGNS}" in faults(name, w, blocks.roll(1, 0), weighed=weighed)
-    damaged = blocks.view(-1, codec.block(name)[1]).clone()
+    damaged = blocks.view(-1, kinds.block(name)[1]).clone()
     # 34 and 74: signs of IQ2_S and IQ3_S; 6, 3 and 66: of the first 32 columns, of 8, of 32
     at = {"IQ2_S": 34, "IQ3_S": 74, "IQ2_XXS": 6, "IQ2_XS": 3, "IQ3_XXS": 66}[name]
     damaged[5, at] ^= 0x06
@@ -115,7 +115,7 @@ def test_a_row_of_zero_blocks_is_named(name, w, weighed):
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q5_K", "Q4_1", "Q5_1"])
 def test_a_step_of_zero_under_a_minimum_is_named(name, w):
-    size, stored = codec.block(name)
+    size, stored = kinds.block(name)
     blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(3))).view(-1, stored)
     at = SCALES.get(name, (0,))[0]
     blocks[7, at : at + 2] = 0
@@ -129,7 +129,7 @@ def test_a_step_of_zero_under_a_minimum_is_named(name, w):
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_super_block_under_another_scale_is_named(name, w, gain):
     blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(1))).view(
-        -1, codec.block(name)[1]
+        -1, kinds.block(name)[1]
     )
     halves = blocks[7, :2].view(torch.float16)
     halves *= gain
@@ -140,7 +140,7 @@ def test_a_super_block_under_another_scale_is_named(name, w, gain):
 @pytest.mark.parametrize("name", GRIDS)
 def test_points_of_another_super_block_are_named(name, w):
     blocks = by_ggml(name, w, uneven(1024, torch.Generator().manual_seed(1))).view(
-        -1, codec.block(name)[1]
+        -1, kinds.block(name)[1]
     )
     places = torch.tensor([at for at in i_points.PLACES[name] if name != "IQ2_XS" or at % 2 == 0])
     blocks[7, places] = blocks[8, places]

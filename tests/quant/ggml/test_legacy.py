@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quant.ggml import codec as ggml
+from quant.ggml import kinds
 from tests.quant.rows import heavy_tailed, normal, one_outlier
 
 ROUNDED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4", "NVFP4")
@@ -73,7 +74,7 @@ def by_ggml(name, w, weights=None):
 
 
 def blocks_that_differ(name, ours, theirs):
-    size = ggml.block(name)[1]
+    size = kinds.block(name)[1]
     return int((ours.reshape(-1, size) != theirs.reshape(-1, size)).any(1).sum())
 
 
@@ -105,11 +106,11 @@ def test_bytes_are_those_of_ggml_with_an_importance_matrix(name, kind):
 )
 def test_bytes_are_those_of_ggml_for_every_number_of_rows(name, kind, n, blocks, seed, weighted):
     draw = torch.Generator().manual_seed(seed)
-    k = blocks * ggml.block(name)[0]
+    k = blocks * kinds.block(name)[0]
     w = kind(n, k, draw)
     weights = importance(k, draw) if weighted else None
     ours = ggml.encode(name, w, importance=weights)
-    expected = by_ggml(name, w, None if name in ggml.UNWEIGHTED else weights)
+    expected = by_ggml(name, w, None if name in kinds.UNWEIGHTED else weights)
     assert blocks_that_differ(name, ours.numpy(), expected) == 0
 
 
@@ -120,7 +121,7 @@ def test_the_gguf_package_differs_in_the_sign_of_a_zero_only(name):
     ours = ggml.encode(name, w).numpy()
     with np.errstate(all="ignore"):
         theirs = gguf.quants.quantize(w.numpy(), gguf.GGMLQuantizationType[name])
-    size = ggml.block(name)[1]
+    size = kinds.block(name)[1]
     ours, theirs = ours.reshape(-1, size), theirs.reshape(-1, size)
     b, at = (ours ^ theirs).nonzero()
     # the upper bytes of a float16 scale and minimum, which are zeros
@@ -131,7 +132,7 @@ def test_the_gguf_package_differs_in_the_sign_of_a_zero_only(name):
 
 @pytest.mark.parametrize("name", [*ROUNDED, *SEARCHED])
 def test_values_are_those_of_ggml_for_any_bytes(name):
-    columns, size = ggml.block(name)
+    columns, size = kinds.block(name)
     data = torch.randint(0, 256, (37, 5 * size), generator=torch.Generator().manual_seed(0))
     data = data.to(torch.uint8)
     data.view(-1, size)[:, 1] &= 0xBB  # no infinite scale, nor NaN

@@ -21,7 +21,7 @@ from formats.family.roles import ROLES
 from formats.family.slots import Form, family
 from formats.gguf.names import gguf_name, ops_to_gguf
 from quant.errors import QuantError
-from quant.ggml import codec as ggml
+from quant.ggml import kinds
 from quant.mix.choose import FILE_TYPES, Choice, choose
 from quant.mix.ours_table import BELOW, LADDERS, OWN, OWN_AND_ABOVE
 from quant.mix.tensors import Facts, MixTensor
@@ -107,14 +107,14 @@ def types(chosen: dict[str, Choice]) -> dict[str, str]:
 def nbytes(name, mix, *, imatrix=False, like_llama_cpp) -> int:
     chosen = chosen_for(name, mix, imatrix=imatrix, like_llama_cpp=like_llama_cpp)
     return sum(
-        prod(t.shape[:-1]) * ggml.row_bytes(chosen[t.name].type, t.shape[-1])
+        prod(t.shape[:-1]) * kinds.row_bytes(chosen[t.name].type, t.shape[-1])
         for t in case(name, imatrix=imatrix)[0]
     )
 
 
 def recorded(record: dict[str, str], tensor: MixTensor) -> str:
     """Return the type that a golden record has for a tensor."""
-    rule = next(rule for rule, kinds in record.items() if tensor.kind in kinds.split())
+    rule = next(rule for rule, held in record.items() if tensor.kind in held.split())
     usual, *others = rule.split()
     for type_, _, blocks in (other.partition(":") for other in others):
         if str(tensor.block) in blocks.split(","):
@@ -177,8 +177,8 @@ def test_ours_keeps_what_the_delta_rule_compounds_and_goes_little_below_the_mix(
     tensors, facts = case(name, imatrix=imatrix)
     chosen = types(chosen_for(name, mix, imatrix=imatrix))
     bits = {
-        t: 8 * ggml.block(t)[1] / ggml.block(t)[0]
-        for t in (*ggml.LOOPS, *ggml.SUPER_BLOCKS, "F32", "F16")
+        t: 8 * kinds.block(t)[1] / kinds.block(t)[0]
+        for t in (*kinds.LOOPS, *kinds.SUPER_BLOCKS, "F32", "F16")
     }
     least = bits[OWN[mix]] - (BELOW if imatrix and mix not in OWN_AND_ABOVE else 0)
     for tensor in tensors:
@@ -192,13 +192,13 @@ def test_ours_keeps_what_the_delta_rule_compounds_and_goes_little_below_the_mix(
 @pytest.mark.parametrize("mix", ["iq4_xs", "iq3_s", "q4_k_m", "q3_k_m", "q2_k"])
 @pytest.mark.parametrize("name", RELEASED)
 def test_without_an_importance_matrix_ours_asks_for_no_type_that_needs_one(name, mix):
-    assert not ggml.POOR_UNWEIGHTED & set(types(chosen_for(name, mix)).values())
+    assert not kinds.POOR_UNWEIGHTED & set(types(chosen_for(name, mix)).values())
 
 
 @pytest.mark.parametrize("mix", sorted(LADDERS))
 def test_the_embedding_has_no_type_that_cannot_do_without_a_matrix(mix):
     embedding = chosen_for("27B", mix, imatrix=True)["token_embd.weight"]
-    assert embedding.type not in ggml.WEIGHTED_ONLY
+    assert embedding.type not in kinds.WEIGHTED_ONLY
 
 
 @pytest.mark.parametrize("mix", ["iq3_s", "q2_k", "q3_k_m", "q4_k_m"])
@@ -206,7 +206,7 @@ def test_what_a_matrix_does_not_know_asks_for_none(mix):
     tensors, facts = case("27B", imatrix=True)
     unknown = frozenset(t.name for t in tensors if t.kind in {"ffn_up", "attn_qkv"})
     chosen = choose(mix, tensors, replace(facts, unknown=unknown), like_llama_cpp=False)
-    assert ggml.POOR_UNWEIGHTED.isdisjoint(chosen[name].type for name in unknown)
+    assert kinds.POOR_UNWEIGHTED.isdisjoint(chosen[name].type for name in unknown)
 
 
 @pytest.mark.parametrize("mix", ["iq2_xxs", "iq2_m", "iq3_xxs"])
@@ -214,7 +214,7 @@ def test_a_head_that_a_matrix_of_llama_cpp_does_not_know_can_be_encoded(mix):
     tensors, facts = case("27B", imatrix=True)
     facts = replace(facts, unknown=frozenset({"output.weight"}))
     head = choose(mix, tensors, facts, like_llama_cpp=False)["output.weight"]
-    assert head.type not in ggml.WEIGHTED_ONLY
+    assert head.type not in kinds.WEIGHTED_ONLY
 
 
 def test_beside_experts_everything_in_a_large_q4_k_m_is_q8_0_or_nearly():

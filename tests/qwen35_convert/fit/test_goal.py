@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import qwen35_convert as q
-from quant.ggml.codec import POOR_UNWEIGHTED, WRITABLE
+from quant.ggml.kinds import POOR_UNWEIGHTED, WRITABLE
 from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.fit.sizes import sizes_of
 from qwen35_convert.serving.memory import memory_needed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quant.ggml.codec import WRITABLE
+from quant.ggml.kinds import WRITABLE
 from quant.ggml_types import ggml_type
 from quant.registry import OTHER_FORMS, SCHEMES
 from qwen35_convert.run import first_use

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from formats.tensor import TensorInfo
-from quant.ggml.codec import WRITABLE
+from quant.ggml.kinds import WRITABLE
 from quant.registry import SCHEMES
 from qwen35_convert.verification.limits import LIMITS, LOOSEST, costliest, limits_of
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quant.ggml.codec import I_QUANTS
 from quant.ggml.i_quants import KINDS, encode_rows
+from quant.ggml.kinds import I_QUANTS
 from runtime.kernels.encode import i_quants
 from runtime.kernels.encode.i_quants import encode_i, encode_i_reference
 from tests.quant.ggml.test_k_quants import KINDS as SHAPES
