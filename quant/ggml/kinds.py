@@ -13,7 +13,7 @@ from quant.errors import QuantError
 CASTS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 LOOPS = {
     "Q8_0": "quant.ggml.legacy_symmetric", "Q4_0": "quant.ggml.legacy_symmetric",
-    "Q5_0": "quant.ggml.legacy_symmetric", "Q4_1": "quant.ggml.legacy_line",
+    "Q4_1": "quant.ggml.legacy_line", "Q5_0": "quant.ggml.legacy_symmetric",
     "Q5_1": "quant.ggml.legacy_line", "MXFP4": "quant.ggml.mxfp4",
     "NVFP4": "quant.ggml.nvfp4", "IQ4_NL": "quant.ggml.iq4", "IQ4_XS": "quant.ggml.iq4",
 }  # fmt: skip
