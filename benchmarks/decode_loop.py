@@ -44,8 +44,10 @@ from benchmarks.models import CONFIGS, Maker, random_model
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.delta_rule.rule import CHUNK
 from runtime.load import load_model
-from runtime.serve.engine import Engine, Request, Speculation
+from runtime.serve.engine import Engine
+from runtime.serve.request import Request
 from runtime.serve.sample import GREEDY, Sampling
+from runtime.serve.speculation import Speculation
 from runtime.timing import decode_time
 from runtime.weights import Model, Mtp
 

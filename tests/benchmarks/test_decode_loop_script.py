@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.runtime.models import DEFAULT_TEXT, NANO
+from qwen35_convert.text.tokens import DEFAULT_TEXT
+from tests.runtime.models import NANO
 
 
 def test_every_way_gives_a_line(capsys):

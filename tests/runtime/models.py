@@ -16,7 +16,8 @@ from qwen35_convert.containers.registry import open_checkpoint
 from qwen35_convert.text.tokens import DEFAULT_TEXT
 from runtime.load import load_model
 from runtime.model import draft_stream, final_norm, hidden_states, logits
-from runtime.serve.engine import Engine, Request
+from runtime.serve.engine import Engine
+from runtime.serve.request import Request
 from runtime.state import Batch, Pools, Room, Span, State
 from runtime.weights import Model
 from tests.checkpoints import hub_config, make_weights, write_checkpoint

@@ -32,8 +32,8 @@ from qwen35_convert.run import ray_cluster, ray_crew
 from qwen35_convert.run.ray_node import Node, Spec
 from qwen35_convert.run.worker import Effort
 from qwen35_convert.source import Merge
+from qwen35_convert.versions import version
 from qwen35_convert.write.out import partial_of
-from qwen35_convert.write.receipt import version
 from qwen35_convert.write.sink import FolderSink
 from tests.adapters import of_matrix, write_adapter
 from tests.checkpoints import hub_config, make_weights, moe, write_checkpoint

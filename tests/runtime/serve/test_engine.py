@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from runtime.errors import LogitsError, RequestError
 from runtime.kernels.linear.weight import Fp8Weight
-from runtime.serve.engine import Engine, Request, Speculation, generate
-from runtime.serve.sample import GREEDY, Sampling, draw
+from runtime.kernels.sample.draw import draw
+from runtime.serve.engine import Engine, generate
+from runtime.serve.request import Request
+from runtime.serve.sample import GREEDY, Sampling
+from runtime.serve.speculation import Speculation
 from runtime.state import Batch
 from tests.runtime.models import (
     NANO,

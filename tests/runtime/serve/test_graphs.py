@@ -5,9 +5,11 @@ import warnings
 import pytest
 import torch
 
-from runtime.serve.engine import Engine, Request, Speculation, generate
+from runtime.serve.engine import Engine, generate
 from runtime.serve.graphs import Arriving, DecodeRows, Recorded, another_stream
+from runtime.serve.request import Request
 from runtime.serve.sample import GREEDY, Sampling
+from runtime.serve.speculation import Speculation
 from tests.runtime.models import NANO, load, needs_cuda, served, some_ids, text_ids, write
 
 SAMPLED = Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=7)

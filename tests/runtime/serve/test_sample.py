@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import LogitsError, RequestError
-from runtime.serve.sample import GREEDY, NO_TOKEN, Sampler, Sampling, check_token, draw
+from runtime.kernels.sample.draw import NO_TOKEN, draw
+from runtime.serve.sample import GREEDY, Sampler, Sampling, check_token
 
 rows = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40)
 samplings = st.builds(
