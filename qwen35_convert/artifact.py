@@ -24,7 +24,7 @@ from qwen35_convert.card.front_matter import README
 from qwen35_convert.card.of_folder import card_of_folder
 from qwen35_convert.containers.registry import container_for
 from qwen35_convert.durable import writing
-from qwen35_convert.errors import FetchError, OutputError
+from qwen35_convert.errors import FetchError
 from qwen35_convert.options import RunOptions, Share
 from qwen35_convert.planning.plan import Plan
 from qwen35_convert.progress import bytes_bar, ignore, notice
@@ -38,10 +38,11 @@ from qwen35_convert.verification.shown import verify_shown
 from qwen35_convert.verification.verdict import verdict
 from qwen35_convert.verification.verify import Report
 from qwen35_convert.versions import version
+from qwen35_convert.write.begin import begin
 from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.journal import Journal
 from qwen35_convert.write.receipt import Draft, Origin, Proof, dump_json
-from qwen35_convert.write.sink import JOURNAL, SEEN, FolderSink
+from qwen35_convert.write.sink import SEEN, FolderSink
 
 KEYS = ("verify.max_kl", "verify.min_top1")  # of a recipe
 
@@ -107,7 +108,7 @@ def write_artifact(job: Job) -> Conversion:
     digest = digest_of(job.plan, job.source)
     sink.open()
     try:
-        journal = _begin(sink, digest, overwrite=job.options.overwrite)
+        journal = begin(sink, digest, overwrite=job.options.overwrite)
         for name, content in job.plan.files.items():
             sink.add_file(name, content())
         source_files = _fill(job, sink, journal)
@@ -185,29 +186,6 @@ def _check_unchanged(job: Job, digest: str) -> None:
         raise FormatError(f"{job.source.folder} changed during the conversion")
 
 
-def _check_still_free(sink: FolderSink, *, overwrite: bool) -> None:
-    """Refuse an OUT that another conversion finished after this one had looked."""
-    entry = sink.entry
-    if not overwrite and (entry.is_file() or (entry.is_dir() and any(entry.iterdir()))):
-        sink.discard()
-        raise OutputError(f"{entry} has just been written by another conversion")
-
-
-def _begin(sink: FolderSink, digest: str, *, overwrite: bool) -> Journal:
-    """Return the journal of this conversion, resumed if it is its own; every file is reserved."""
-    _check_still_free(sink, overwrite=overwrite)
-    journal = Journal(sink.work / JOURNAL, digest, sink.left)
-    if journal.resume():
-        if not sink.is_whole():
-            journal.forget()
-    else:
-        _check_abandoned(sink, overwrite=overwrite)
-        sink.clear()
-    sink.create()
-    journal.start()
-    return journal
-
-
 def _fill(job: Job, sink: FolderSink, journal: Journal) -> dict[str, Any]:
     """Write all tensors; meanwhile hash the source, and return its files.
 
@@ -240,14 +218,6 @@ def _describe_far(job: Job) -> dict[str, Any]:
         return {}
     far = [source.name_of(path) for path in plan.read_files(source) if source.is_far(path)]
     return source.remote.describe(far, source.files_of(row.atom for row in plan.items))
-
-
-def _check_abandoned(sink: FolderSink, *, overwrite: bool) -> None:
-    if (sink.work / JOURNAL).exists() and not overwrite:
-        raise OutputError(
-            f"{sink.out}: an unfinished conversion of another source or recipe is in {sink.work}",
-            fix="finish it with its own recipe, or add --overwrite to discard it",
-        )
 
 
 def checks_of(recipe: Recipe, workers: int) -> Checks:
