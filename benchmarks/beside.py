@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lines import commit, record, rounded
+from benchmarks.convert import commit
+from benchmarks.lines import record, rounded
 from qwen35_convert import measuring
 from qwen35_convert.benchmarking.sweep import Sweep
 from qwen35_convert.errors import MissingError

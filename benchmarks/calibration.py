@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import convert
-from benchmarks.convert import COMMON, MOE, generate
-from benchmarks.lines import commit, record
+from benchmarks.convert import COMMON, MOE, commit, generate
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "gptq.jsonl"
 TOKENIZER = Path(__file__).parent.parent / "tests" / "data" / "nano-dense"

@@ -29,7 +29,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lines import commit, record
+from benchmarks.convert import commit
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "cold_start.jsonl"
 STARTED = "COLD_START_AT"  # the variable that tells a process when it was started

@@ -21,8 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import generate, measure
-from benchmarks.lines import commit, record
+from benchmarks.convert import commit, generate, measure
+from benchmarks.lines import record
 from benchmarks.verify import NANO, beginning_of_ours
 
 RESULTS = Path(__file__).parent / "results" / "compare.jsonl"

@@ -21,15 +21,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.lines import record, surroundings
+from benchmarks.lines import record
 
 if TYPE_CHECKING:
     import torch
@@ -212,6 +214,28 @@ def _line(
         line["gb_per_core_s_net"] = round(gigabytes / net, 3)
     line |= {"runs": len(runs), "cores": len(os.sched_getaffinity(0))}
     return line | surroundings(("torch", "numba", "safetensors"))
+
+
+def surroundings(packages: Sequence[str]) -> dict[str, Any]:
+    """Return what a line says of the machine, the packages and the code."""
+    return {
+        "machine": platform.machine(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": {name: metadata.version(name) for name in packages},
+        "commit": commit(),
+    }
+
+
+def commit() -> str:
+    """Return the commit this ran on, with + if the tree was changed."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip()
 
 
 def main() -> None:

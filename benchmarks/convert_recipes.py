@@ -20,13 +20,14 @@ from typing import Any
 from benchmarks.convert import (
     CASES,
     RESULTS,
+    commit,
     convert_command,
     generate_apart,
     measure,
     median,
     remove,
 )
-from benchmarks.lines import commit, record
+from benchmarks.lines import record
 
 BASE = "fp8-block"
 # What is timed, and the recipe and settings of it.

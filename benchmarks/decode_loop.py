@@ -38,8 +38,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.convert import commit
 from benchmarks.hopper import TINY, record
-from benchmarks.lines import commit
 from benchmarks.models import CONFIGS, Maker, random_model
 from qwen35_convert.containers.registry import open_checkpoint
 from runtime.kernels.delta_rule.rule import CHUNK

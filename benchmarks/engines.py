@@ -37,8 +37,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.convert import commit
 from benchmarks.engines_ours import NEW_TOKENS, ask_ours, cache_of, token_rows
-from benchmarks.lines import commit, record, rounded
+from benchmarks.lines import record, rounded
 
 RESULTS = Path(__file__).parent / "results" / "engines.jsonl"
 ROOT = Path(__file__).parent.parent

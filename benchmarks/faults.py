@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lines import append, commit
+from benchmarks.convert import commit
+from benchmarks.lines import append
 
 KINDS = ("local", "network")
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"

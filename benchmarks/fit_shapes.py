@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import qwen35_convert as q
-from benchmarks.lines import commit, record
+from benchmarks.convert import commit
+from benchmarks.lines import record
 from benchmarks.sparse import SHAPES, write_sparse
 from qwen35_convert.sizes import parse_size
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import ENVIRONMENT, ROOT, measure
+from benchmarks.convert import ENVIRONMENT, ROOT, commit, measure
 from benchmarks.fourbit_table import BITS, print_table
-from benchmarks.lines import commit, record
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "fourbit.jsonl"
 BUNDLED = ROOT / "qwen35_convert" / "text" / "default_text.txt"

@@ -34,9 +34,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import remove
+from benchmarks.convert import commit, remove
 from benchmarks.frontier_made import MIXES, Bench, Made, peers
-from benchmarks.lines import commit, record
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "frontier.jsonl"
 TARGETS = (4.5, 3.5, 6.0, 2.75, 5.25, 8.0)

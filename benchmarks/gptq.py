@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.lines import append, commit
+from benchmarks.convert import commit
+from benchmarks.lines import append
 from quant.fourbit import batched
 from quant.fourbit.batched import Blocks, Factors, encode_together
 from quant.fourbit.hessian import Factor, factor

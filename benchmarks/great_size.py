@@ -26,8 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import ENVIRONMENT, ROOT, remove
-from benchmarks.lines import commit, record
+from benchmarks.convert import ENVIRONMENT, ROOT, commit, remove
+from benchmarks.lines import record
 from benchmarks.sparse import SHAPES, write_sparse
 
 RESULTS = Path(__file__).parent / "results" / "great_size.jsonl"

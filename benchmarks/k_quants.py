@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.convert import commit
 from benchmarks.device_time import timed
-from benchmarks.lines import append, commit
+from benchmarks.lines import append
 from quant.ggml import codec, kinds
 from runtime.kernels.encode.ggml import ENCODERS, encode
 

@@ -38,9 +38,10 @@ from triton.errors import TritonError
 
 from benchmarks.cases.setting import MODELS, Case
 from benchmarks.cases.verdict import verdict
+from benchmarks.convert import commit
 from benchmarks.device_time import copy_bandwidth, timed
 from benchmarks.kernel_table import TABLE, Row
-from benchmarks.lines import append, commit
+from benchmarks.lines import append
 from runtime.kernels.launch import interpreting
 
 RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"

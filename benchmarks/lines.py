@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
-from collections.abc import Mapping, Sequence
-from importlib import metadata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +24,3 @@ def record(results: Path, line: Mapping[str, object]) -> None:
 def rounded(line: Mapping[str, Any], digits: int) -> dict[str, Any]:
     """Return a line whose numbers have so many digits after the point."""
     return {k: round(v, digits) if isinstance(v, float) else v for k, v in line.items()}
-
-
-def surroundings(packages: Sequence[str]) -> dict[str, Any]:
-    """Return what a line says of the machine, the packages and the code."""
-    return {
-        "machine": platform.machine(),
-        "load": round(os.getloadavg()[0], 1),
-        "versions": {name: metadata.version(name) for name in packages},
-        "commit": commit(),
-    }
-
-
-def commit() -> str:
-    """Return the commit this ran on, with + if the tree was changed."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()

@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lines import commit, record
+from benchmarks.convert import commit
+from benchmarks.lines import record
 from qwen35_convert.containers.registry import CONTAINERS, open_checkpoint
 from qwen35_convert.fit.measure import Means, measure
 from qwen35_convert.fit.probes import Probes

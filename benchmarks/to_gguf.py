@@ -45,8 +45,9 @@ from benchmarks.convert import (
     measure,
     median,
     remove,
+    surroundings,
 )
-from benchmarks.lines import append, surroundings
+from benchmarks.lines import append
 from benchmarks.outside import Encoder, compare, converter, quantiser
 
 if TYPE_CHECKING:

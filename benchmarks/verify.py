@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convert import CASES, ENVIRONMENT, ROOT, generate, measure
-from benchmarks.lines import commit, record
+from benchmarks.convert import CASES, ENVIRONMENT, ROOT, commit, generate, measure
+from benchmarks.lines import record
 
 RESULTS = Path(__file__).parent / "results" / "verify.jsonl"
 NANO = ROOT / "tests" / "data" / "nano-dense"
