@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 # Commands that tests start spend half of their start on sources that were not kept compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-import torch
-
-# Without a GPU, Triton's kernels are defined for its interpreter; transformers imports triton too,
-# so the variable must be there first.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 
@@ -39,9 +34,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-faults", action="store_true", help="try every fault of the network")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a GPU, have Triton's kernels defined for its interpreter.
+
+    transformers imports triton too, so the variable must be there first. The process that only
+    tells workers what to run needs no torch.
+    """
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give one worker all tests that share a fixture of their module: it is made once."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path)
     for item in items:
         if item.get_closest_marker("xdist_group") is None and (group := _shared(item)):
             item.add_marker(pytest.mark.xdist_group(group))
@@ -58,19 +68,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let workers of xdist tell less, where nobody asks for times or names of tests."""
-    option = session.config.option
-    asked = option.durations or option.verbose > 0 or option.xmlpath
-    if hasattr(session.config, "workerinput") and not asked:
-        from tests.scheduling import tell_less
+    """Let workers of xdist begin at two ends, and tell less where nobody asks for more."""
+    if not hasattr(session.config, "workerinput"):
+        return
+    from tests.scheduling import begin_at_the_end, tell_less
 
+    option = session.config.option
+    if not (option.durations or option.verbose > 0 or option.xmlpath):
         tell_less(session.config)
+    if session.config.workerinput["workerid"][-1] in "13579":
+        begin_at_the_end(session.config)
 
 
 def pytest_collection_finish() -> None:
     """Let Python's collector pass over the tests and all that they imported, and run rarely."""
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(50_000)
 
 
 def _shared(item: pytest.Item) -> str:
@@ -85,12 +98,28 @@ def _shared(item: pytest.Item) -> str:
 @pytest.fixture(autouse=True)
 def _poisoned_empty():
     """Fill torch.empty with NaN, so that an output nobody wrote is seen."""
+    import torch
+
     torch.set_num_threads(1)
     before = torch.get_deterministic_debug_mode()
     # use_deterministic_algorithms(True) does the same and imports torch's compiler for seconds
     torch.set_deterministic_debug_mode("error")
     yield
     torch.set_deterministic_debug_mode(before)
+
+
+@pytest.fixture(scope="session")
+def _numbers() -> count[int]:
+    return count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory, _numbers) -> Path:
+    """A folder of the test's own; pytest's looks through those of all earlier tests for a name."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ work is forgotten once it is done, and workers tell what is printed.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler import LoadGroupScheduling
@@ -51,6 +52,16 @@ class ShortMemory(LoadGroupScheduling):
             units[scope] = unit
             nodeids += [nodeid for nodeid, completed in unit.items() if not completed]
         node.send_runtest_some([self.places[nodeid] for nodeid in nodeids])
+
+
+def begin_at_the_end(config: pytest.Config) -> None:
+    """Have a worker import test files from the last to the first.
+
+    Another one begins with the first, so each loads half of what pytest makes of their asserts.
+    """
+    paths = [Path(argument) for argument in config.args]
+    files = [sorted(path.rglob("test_*.py")) if path.is_dir() else [path] for path in paths]
+    config.args = [str(file) for some in files for file in some][::-1]
 
 
 def tell_less(config: pytest.Config) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,15 @@ def sha(hub: Hub) -> str:
 @pytest.fixture
 def naps() -> list[float]:
     return []
+
+
+@pytest.fixture
+def logged() -> Iterator[StringIO]:
+    """What is logged during a test."""
+    handler = logging.StreamHandler(StringIO())
+    logging.getLogger().addHandler(handler)
+    yield handler.stream
+    logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(params=["cache", "folder"])
@@ -132,11 +143,11 @@ def test_a_cut_connection_goes_on_where_it_stopped(hub: Hub, sha: str, to, monke
     assert [s.range for s in asked] == ["", "bytes=1000-"]
 
 
-def test_a_reset_connection_is_tried_again(hub: Hub, sha: str, naps, caplog):
+def test_a_reset_connection_is_tried_again(hub: Hub, sha: str, naps, logged):
     hub.fail("GET", SHARDS[1], Fault(cut=1001, reset=True))
     assert same_as(fetch(REPO, progress=False, sleep=naps.append).path, checkpoint())
     assert naps == [1.0]
-    assert f"{REPO}: {SHARDS[1]}" in caplog.text
+    assert f"{REPO}: {SHARDS[1]}" in logged.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -249,12 +260,12 @@ def test_a_token_opens_a_gated_repository_and_never_reaches_the_cdn(hub: Hub, mo
     assert {s.authorization for s in hub.seen if s.server == "cdn"} == {""}
 
 
-def test_a_refused_token_is_not_shown(hub: Hub, sha: str, monkeypatch, caplog):
+def test_a_refused_token_is_not_shown(hub: Hub, sha: str, monkeypatch, logged):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(FetchError, match="renew HF_TOKEN") as caught:
         fetch(REPO, progress=False)
     assert "HTTP 401, with a token" in str(caught.value)
-    assert TOKEN not in str(caught.value) + caplog.text
+    assert TOKEN not in str(caught.value) + logged.getvalue()
 
 
 @pytest.mark.parametrize("flags", [{}, {"private": True}])
