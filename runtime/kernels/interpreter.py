@@ -38,6 +38,7 @@ def _changes(interpreter: Any, tl: Any) -> dict[tuple[Any, str], Any]:
         interpreter.ReduceOps,
     )
     semantic = type(interpreter.interpreter_semantic)
+    check = "binary_op_type_checking_impl"
     return {
         (interpreter, "_patch_lang"): _patching_once(interpreter._patch_lang, tl),
         (interpreter, "_patch_attr"): _calling(interpreter.interpreter_semantic),
@@ -50,6 +51,7 @@ def _changes(interpreter: Any, tl: Any) -> dict[tuple[Any, str], Any]:
         (block, "__init__"): _sharing_sizes(block.__init__),
         (tl.tensor, "__init__"): _sharing_shapes(tl.tensor.__init__),
         (tl.dtype, "__eq__"): _itself_or(tl.dtype.__eq__),
+        (semantic, check): _where_types_differ(getattr(semantic, check)),
         (semantic, "broadcast_impl_value"): _where_shapes_differ(semantic.broadcast_impl_value),
     }
 
@@ -117,6 +119,25 @@ def _itself_or(equal: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
 def _where_shapes_differ(broadcast: Callable[..., Any]) -> Callable[..., Any]:
     """Return a broadcast that leaves tensors of one shape, which they share, as they are."""
     return lambda self, a, b: (a, b) if a.shape is b.shape else broadcast(self, a, b)
+
+
+def _where_types_differ(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a check of two operands that leaves numbers of one type and shape as they are.
+
+    Divisions, which have a fourth option, give other types.
+    """
+
+    def checked(self: Any, a: Any, b: Any, *options: Any, **named: Any) -> Any:
+        alike = len(options) < 4 and not named and _alike(a, b)
+        return (a, b) if alike else check(self, a, b, *options, **named)
+
+    return checked
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two operands are tensors of one type, none of pointers, and of one shape."""
+    one_shape = getattr(a, "shape", 0) is getattr(b, "shape", 1)
+    return one_shape and a.dtype is b.dtype and not a.dtype.is_ptr()
 
 
 def _calling(semantic: Any) -> Callable[..., None]:
