@@ -237,4 +237,5 @@ def _strips(x_NK: Tensor, size: int = STRIP) -> Tensor:
     """Return strips of each row, [N, S, size]; the last one filled up with zeros."""
     from torch.nn.functional import pad
 
-    return pad(x_NK, (0, -x_NK.shape[1] % size)).reshape(len(x_NK), -1, size)
+    missing = -x_NK.shape[1] % size  # none: no copy is made
+    return (pad(x_NK, (0, missing)) if missing else x_NK).reshape(len(x_NK), -1, size)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 # Beyond float16 scales of every super-block, and below where a search's sums overflow.
 LARGEST = 2.0**32
+SEARCHED_ROWS = 64  # that are widened to float32 at once
 # Columns that a loop encodes at once: 32 of all others.
 LANES = {"NVFP4": 64}
 
@@ -164,13 +165,28 @@ def _encode(name: str, w: NDArray[Any], importance: NDArray[Any] | None, out: ND
         return bool(below) and _encode_super_blocks(name, w, importance, out)
     blocks, rows = out.reshape(-1, block(name)[1]), w.reshape(-1, LANES.get(name, 32))
     if importance is not None and name in SEARCHED:
-        loop = getattr(import_module("quant.ggml.weighted"), f"encode_{name.lower()}")
-        return bool(loop(rows, importance.reshape(-1, 32), blocks))
+        return _search(name, w, importance.reshape(-1, 32), out)
     loop = getattr(import_module(LOOPS[name]), f"encode_{name.lower()}")
     if name in {"IQ4_NL", "IQ4_XS"}:
         table = np.empty((0, 32), np.float32) if importance is None else importance.reshape(-1, 32)
         return bool(loop(rows, table, blocks))
     return bool(loop(rows, blocks))
+
+
+def _search(name: str, w: NDArray[Any], importance: NDArray[Any], out: NDArray[Any]) -> bool:
+    """Fill in the blocks of a type whose scales are searched for; return False as `_encode`."""
+    import numpy as np
+
+    from quant.ggml import weighted
+
+    loop = weighted.encode_symmetric if name.endswith("_0") else weighted.encode_line
+    for at in range(0, len(w), SEARCHED_ROWS):
+        rows = w[at : at + SEARCHED_ROWS]
+        wide = rows if rows.dtype == np.uint32 else rows.astype(np.uint32) << np.uint32(16)
+        blocks = out[at : at + SEARCHED_ROWS].reshape(-1, block(name)[1])
+        if not loop(wide.reshape(-1, 32), importance, np.int32(SEARCHED[name]), blocks):
+            return False
+    return True
 
 
 def _encode_super_blocks(

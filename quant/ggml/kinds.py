@@ -26,7 +26,7 @@ WRITABLE = (*CASTS, *LOOPS, *SUPER_BLOCKS)
 BOUNDED = tuple(name for name in WRITABLE if name not in I_QUANTS)
 
 # With an importance matrix these are searched, and those are not.
-SEARCHED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1"})
+SEARCHED = {"Q4_0": 8, "Q5_0": 16, "Q4_1": 15, "Q5_1": 31}  # codes on one side, or above 0
 UNWEIGHTED = frozenset({"Q8_0", "MXFP4", "NVFP4", *CASTS})
 # ggml encodes these with an importance matrix only, and llama-quantize refuses those without.
 WEIGHTED_ONLY = frozenset({"IQ2_XXS", "IQ2_XS"})

@@ -10,7 +10,8 @@ Bytes are those of ggml (`quantize_row_q*_impl`, `make_qx_quants`, `make_qkx3_qu
 runs over the columns in order, in float32. llama-quantize comes here where a row of a K-quant is no
 multiple of 256, which is too rare for more than plain loops.
 
-Arrays: as in `legacy_symmetric`, and importance float32 [C, 32], of the C blocks of one row.
+Arrays: as in `legacy_symmetric`, but weights are bits of float32 alone, so that each loop compiles once;
+importance float32 [C, 32], of the C blocks of one row.
 """
 
 from __future__ import annotations
@@ -29,31 +30,11 @@ LARGEST = f32(2.0**32)
 
 
 @loop
-def encode_q4_0(w, importance, out):
-    """Fill out [B, 18]; return False if a weight is not finite, or a scale is beyond float16."""
-    return _encode_symmetric(w, importance, i32(8), out)
+def encode_symmetric(w, importance, most, out):
+    """Fill out [B, 18] of Q4_0 (most 8) or [B, 22] of Q5_0 (most 16).
 
-
-@loop
-def encode_q5_0(w, importance, out):
-    """Fill out [B, 22]; return False if a weight is not finite, or a scale is beyond float16."""
-    return _encode_symmetric(w, importance, i32(16), out)
-
-
-@loop
-def encode_q4_1(w, importance, out):
-    """Fill out [B, 20]; return False if a weight is not finite, or a scale is beyond float16."""
-    return _encode_line(w, importance, i32(15), out)
-
-
-@loop
-def encode_q5_1(w, importance, out):
-    """Fill out [B, 24]; return False if a weight is not finite, or a scale is beyond float16."""
-    return _encode_line(w, importance, i32(31), out)
-
-
-@loop
-def _encode_symmetric(w, importance, most, out):
+    Return False if a weight is not finite, or a scale is beyond float16.
+    """
     num_blocks, per_row = u64(w.shape[0]), u64(importance.shape[0])
     x, v = np.empty((per_row, BLOCK), f32), np.empty((per_row, BLOCK), f32)
     codes, room = np.empty(BLOCK, i32), np.empty(BLOCK, i32)
@@ -70,7 +51,11 @@ def _encode_symmetric(w, importance, most, out):
 
 
 @loop
-def _encode_line(w, importance, most, out):
+def encode_line(w, importance, most, out):
+    """Fill out [B, 20] of Q4_1 (most 15) or [B, 24] of Q5_1 (most 31).
+
+    Return False if a weight is not finite, or a scale is beyond float16.
+    """
     num_blocks, per_row = u64(w.shape[0]), u64(importance.shape[0])
     x, v = np.empty((per_row, BLOCK), f32), np.empty((per_row, BLOCK), f32)
     codes, room = np.empty(BLOCK, i32), np.empty(BLOCK, i32)
