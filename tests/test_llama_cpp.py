@@ -49,9 +49,14 @@ FLOAT32 = 5e-5
 ROUNDED = {"bf16": 0.03, "q8_0": 0.2, "q4_k_m": 0.2}
 COUNT = 120
 LOW = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs")
+# of the last two layers of four: each kind of linear stands in one of them
 LINEARS = {
-    "dense": ("layers.*.mlp.*_proj", "layers.*.self_attn.?_proj", "layers.*.linear_attn.*_qkv"),
-    "moe": ("layers.*.mlp.experts.*", "layers.*.linear_attn.*_qkv"),
+    "dense": (
+        "layers.[23].mlp.*_proj",
+        "layers.[23].self_attn.?_proj",
+        "layers.[23].linear_attn.*_qkv",
+    ),
+    "moe": ("layers.[23].mlp.experts.*", "layers.[23].linear_attn.*_qkv"),
 }
 # rows of whole K blocks where columns are H, and of none where they are heads of the delta rule
 SIZES = {

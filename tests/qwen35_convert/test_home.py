@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from qwen35_convert import cli
 from qwen35_convert.home import at_home
-from tests.qwen35_convert.command import qwen35
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,10 @@ def test_a_prompt_stays():
 
 def test_out_in_the_home_folder_is_written_there(nano, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = qwen35("convert", nano, "--out=~/out", "--no-verify", "-q", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    words = ["qwen35", "convert", str(nano), "--out=~/out", "--no-verify", "-q"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert done.value.code == 0
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["out"]

@@ -17,11 +17,11 @@ from qwen35_convert.fit.sizes import sizes_of
 from tests.qwen35_convert.command import called
 
 SMALL = COMMON | {
-    "vocab_size": 4096, "hidden_size": 512, "head_dim": 64, "num_attention_heads": 4,
+    "vocab_size": 2048, "hidden_size": 256, "head_dim": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "num_hidden_layers": 8,
 }  # fmt: skip
-DENSE = {"model_type": "qwen3_5_text", "intermediate_size": 1024}
+DENSE = {"model_type": "qwen3_5_text", "intermediate_size": 512}
 EXPERTS = {
     "model_type": "qwen3_5_moe_text", "num_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,18 +70,8 @@ def test_every_artifact_generates(tmp_path, nano, recipe):
 
 
 def test_the_command_streams_the_text_and_nothing_else(nano):
-    command = [
-        sys.executable,
-        "-m",
-        "qwen35_convert.cli",
-        "run",
-        str(nano),
-        "--prompt",
-        PROMPT,
-        "--max-tokens",
-        "24",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = called("run", nano, "--prompt", PROMPT, "--max-tokens", 24)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == text_of(nano) + "\n"
 
 
