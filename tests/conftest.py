@@ -108,6 +108,20 @@ def _poisoned_empty():
     torch.set_deterministic_debug_mode(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _unsynced():
+    """Wait for no disk: a sync sees whether its file is open. Commands that are started sync."""
+
+    def looked_at(file) -> None:
+        os.fstat(file if isinstance(file, int) else file.fileno())
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            if hasattr(os, name):  # macOS has no fdatasync
+                patch.setattr(os, name, looked_at)
+        yield
+
+
 @pytest.fixture(scope="session")
 def _numbers() -> count[int]:
     return count()
