@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import re
+import shutil
 import signal
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -128,12 +130,18 @@ def _numbers() -> count[int]:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory, _numbers) -> Path:
-    """A folder of the test's own; pytest's looks through those of all earlier tests for a name."""
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory, _numbers) -> Iterator[Path]:
+    """A folder of the test's own, which stays if the test fails: of all, ten GB would be written.
+
+    pytest's own fixture looks through the folders of all earlier tests for a name.
+    """
     name = re.sub(r"\W", "_", request.node.name)[:30]
     folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
     folder.mkdir(mode=0o700)
-    return folder
+    failed = request.session.testsfailed
+    yield folder
+    if request.session.testsfailed == failed:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
