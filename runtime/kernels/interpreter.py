@@ -32,12 +32,9 @@ def quicker(interpreter: Any, tl: Any) -> Iterator[None]:
 
 @cache
 def _changes(interpreter: Any, tl: Any) -> dict[tuple[Any, str], Any]:
-    builder, block, reduction = (
-        interpreter.interpreter_builder,
-        tl.block_type,
-        interpreter.ReduceOps,
-    )
-    semantic = type(interpreter.interpreter_semantic)
+    """Return what takes the place of which attribute of Triton's; once, for what is remembered."""
+    builder, semantic = interpreter.interpreter_builder, type(interpreter.interpreter_semantic)
+    block, reduction = tl.block_type, interpreter.ReduceOps
     check = "binary_op_type_checking_impl"
     return {
         (interpreter, "_patch_lang"): _patching_once(interpreter._patch_lang, tl),
