@@ -10,8 +10,8 @@ Bytes are those of ggml (`quantize_row_q*_impl`, `make_qx_quants`, `make_qkx3_qu
 runs over the columns in order, in float32. llama-quantize comes here where a row of a K-quant is no
 multiple of 256, which is too rare for more than plain loops.
 
-Arrays: as in `legacy_symmetric`, but weights are bits of float32 alone, so that each loop compiles once;
-importance float32 [C, 32], of the C blocks of one row.
+Arrays: as in `legacy_symmetric`, but weights are bits of float32 alone, so that each loop compiles
+once; importance float32 [C, 32], of the C blocks of one row.
 """
 
 from __future__ import annotations
