@@ -471,6 +471,18 @@ def test_a_plan_that_could_not_be_written_is_refused(nano, tmp_path, out, messag
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("more", [["--plan"], ["--overwrite"], ["--recipe", "fp8-block"]])
+@pytest.mark.parametrize("name", ["empty.gguf", "full.GGUF"])
+def test_a_folder_that_is_named_as_a_file_stays_as_it_is(nano, tmp_path, name, more):
+    (tmp_path / "empty.gguf").mkdir()
+    shutil.copytree(nano, tmp_path / "full.GGUF")
+    before = sorted(tmp_path.rglob("*"))
+    done = called("convert", nano, "-o", tmp_path / name, *more)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert f"{name} is a folder, named as a GGUF file" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("more", [["--plan"], []])
 def test_a_memory_limit_of_nothing_is_misuse(nano, tmp_path, more):
     done = called("convert", nano, "-o", tmp_path / "out", "--memory-limit", "0", *more)

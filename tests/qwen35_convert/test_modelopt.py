@@ -314,6 +314,22 @@ def test_what_its_own_file_says_of_nothing_stored_is_named(artifact, field, valu
 
 
 @pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({}, "neither kv_cache_scheme nor kv_cache_quant_algo"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "'NVFP4'"),
+        ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "'NVFP4'"),
+    ],
+)
+def test_a_cache_that_its_own_file_alone_promises_is_named(artifact, stated, said):
+    set_own(artifact, kv_cache_quant_algo="FP8")
+    edit_config(artifact, lambda c: c["quantization_config"].update(stated))
+    found = failures(artifact)
+    problem = f"kv_cache_quant_algo is 'FP8', but config.json says {said}"
+    assert found == [f"hf_quant_config.json {problem}"]
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"kv_cache_quant_algo": "INT4"}, "kv_cache_quant_algo is 'INT4', expected"),

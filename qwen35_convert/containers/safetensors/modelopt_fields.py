@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from formats.checkpoint import Checkpoint
-from formats.family.cache_scales import CACHE_ALGORITHM
+from formats.family.cache_scales import CACHE_ALGORITHM, FIELD
 from formats.family.layout import Atom
 from formats.json_file import read_object
 from formats.nearest import one_of
@@ -37,6 +37,7 @@ SAME = {"FP8_BLOCK_SCALES": "FP8_PB_WO"}
 # In which numbers engines may cache keys and values, by either file. Without scales they do so at
 # one of 1, as ModelOpt's exporter means it where it calibrates no cache.
 CACHES = (None, "FP8", "NVFP4")
+CACHE_BITS = {8: "FP8", 4: "NVFP4"}
 LISTED = "exclude_modules"
 # What both files say: the field, and what its absence means.
 SHARED: dict[str, Any] = {"quant_algo": None, "quantized_layers": {}, "group_size": GROUP_SIZE}
@@ -72,6 +73,19 @@ def _cache(block: Mapping[str, Any]) -> Iterator[str]:
     if block.get(CACHE_ALGORITHM) not in CACHES:
         expected = f"{one_of(map(repr, CACHES[1:]))} or null"
         yield f"{CACHE_ALGORITHM} is {block[CACHE_ALGORITHM]!r:.120}, expected {expected}"
+
+
+def _other_cache(own: Mapping[str, Any], block: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a cache that ModelOpt's own file promises, and config.json does not.
+
+    TensorRT-LLM then caches in other numbers than vLLM. Its exporter says the same in both.
+    """
+    promised, scheme = own.get(CACHE_ALGORITHM), block.get(FIELD)
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    stated = block.get(CACHE_ALGORITHM) or (CACHE_BITS.get(bits) if type(bits) is int else None)
+    if promised in CACHES[1:] and promised != stated:
+        other = f"{stated!r}" if stated else f"neither {FIELD} nor {CACHE_ALGORITHM}"
+        yield f"{CACHE_ALGORITHM} is {promised!r}, but config.json says {other}"
 
 
 def algorithm_of(module: str, block: Mapping[str, Any]) -> object:
@@ -149,7 +163,8 @@ def file_problems(artifact: Checkpoint, block: Mapping[str, Any]) -> Iterator[Fa
     own = own_file(artifact)
     if own is None and (artifact.folder / HF_QUANT).is_file():
         yield Failure(HF_QUANT, "says nothing of a quantisation, but engines read it")
-    yield from (Failure(HF_QUANT, problem) for problem in _cache(own or {}))
+    for problem in (*_cache(own or {}), *_other_cache(own or {}, block)):
+        yield Failure(HF_QUANT, problem)
     listed = (own or {}).get(LISTED)
     if not isinstance(listed, list | None):
         yield Failure(HF_QUANT, f"{LISTED} is {listed!r:.120}, expected a list of modules")
