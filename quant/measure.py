@@ -64,6 +64,15 @@ class Within(NamedTuple):
     of_products: float
 
 
+class Pushed(NamedTuple):
+    """How many codes lie beside the nearest: away from zero, towards it; above it, below it."""
+
+    out: float
+    back: float
+    up: float
+    down: float
+
+
 @dataclass(slots=True)
 class Error:
     """What is lost in `count` weights: sums in float64, counts of elements (rows: zero_rows).
@@ -80,6 +89,7 @@ class Error:
     by_chance   what errors of these sizes have there by chance
     alike       weights that are stored as our own encoder stores them
     within      sums of weights within the values of their codes, where a scheme is judged by them
+    pushed      codes beside the nearest, by the side, where a scheme is judged by them
     """
 
     sum_sq_error: float = 0.0
@@ -101,6 +111,7 @@ class Error:
     by_chance: float = 0.0
     alike: int = 0
     within: Within | None = None
+    pushed: Pushed | None = None
 
     def __iadd__(self, other: Error) -> Error:
         for name, joined in JOINED:
@@ -201,7 +212,10 @@ def _larger(a: float, b: float) -> float:
     return a if isnan(a) or a > b else b
 
 
-def _add_sums(a: Reached | Within | None, b: Reached | Within | None) -> Reached | Within | None:
+Sums = Reached | Within | Pushed
+
+
+def _add_sums(a: Sums | None, b: Sums | None) -> Sums | None:
     return type(a)(*map(add, a, b)) if a and b else a or b
 
 
@@ -210,6 +224,7 @@ ADD: dict[str, Callable[[Any, Any], Any]] = {
     "max_abs": _larger,
     "reached": _add_sums,
     "within": _add_sums,
+    "pushed": _add_sums,
 }
 JOINED = tuple((each.name, ADD.get(each.name, add)) for each in fields(Error))
 

@@ -51,10 +51,7 @@ class Output:
         if json and form not in (None, JSON):
             raise RecipeError("--json", f"excludes --output-format {form}", "one of them")
         if junit is not None:
-            from qwen35_convert.durable import check_replaced
-            from qwen35_convert.heads import TEST_CASES
-
-            check_replaced(junit, TEST_CASES.encode())
+            _check_junit(junit)
         return cls(JSON if json else form or TEXT, junit, command)
 
     @classmethod
@@ -192,6 +189,18 @@ def error_as_dict(error: Qwen35Error, code: int) -> dict[str, Any]:
         "left": error.left,
         "mistakes": [one.as_dict() for one in mistakes],
     }
+
+
+def _check_junit(path: Path) -> None:
+    """Refuse test cases that could not be written at the end; a pipe and /dev/stdout can."""
+    from qwen35_convert.durable import check_place
+    from qwen35_convert.errors import OutputError
+    from qwen35_convert.heads import TEST_CASES
+
+    if path.is_dir():
+        raise OutputError(f"--junit {path}", "cannot be written: Is a directory")
+    if path.is_file() or not path.exists():
+        check_place(path, TEST_CASES.encode())
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

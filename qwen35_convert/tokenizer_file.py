@@ -10,6 +10,7 @@ from formats.side_names import TOKENIZER
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+PANIC = "PanicException"
 PREFACE = "Cannot instantiate Tokenizer from buffer: "
 
 
@@ -19,7 +20,10 @@ def read_tokenizer(content: bytes) -> Tokenizer:
 
     try:
         return Tokenizer.from_buffer(content)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception for a bad file
+    except BaseException as error:
+        # tokenizers raises plain Exception for a bad file, and what is none of Rust's panics
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
         why = str(error).removeprefix(PREFACE)
         fix = "take it from the original repository, or save it again with transformers"
         raise FormatError(TOKENIZER, f"is not a tokenizer ({why})", fix=fix) from None

@@ -160,9 +160,11 @@ class Fp4(Usual):
         gap = torch.where(
             size < 2 * steps, steps / 2, torch.where(size < 4 * steps, steps, 2 * steps)
         )
+        inward = gap.where((size != 2 * steps) & (size != 4 * steps), gap / 2)
         outward = q.sign() * (size >= E2M1_MAX * steps)
         usual = is_usual(w_NK, 2 * E2M1_MAX * step, None)
-        return judge_rows(w_NK, Decoded(q, gap, outward, usual, self.group), own)
+        stored = Decoded(q, gap, outward, usual, self.group, inward=inward)
+        return judge_rows(w_NK, stored, own)
 
     def judge(self, error: Error) -> list[str]:
         """Return the faults of its groups, and a gain or a bias of the whole."""

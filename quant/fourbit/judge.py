@@ -13,6 +13,7 @@ explains it. Elsewhere it is held to what our nearest codes would reach:
     columns  have at most twice that error, one of them at least: GPTQ takes the nearest codes in
              the column that it begins with, and rounding up or down at will does no worse
     gain     and bias: as `quant.ggml.judge` has them
+    sides    codes beside the nearest do not all lie on one (`pushed`)
 
 An encoder that weighs inputs moves codes in most columns. Its error has no bound of use: with
 damping c of the mean square it is up to (1 + 1/c)^(1/2) times that of the nearest codes, 10 times
@@ -48,9 +49,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from quant.fourbit.pushed import leaning, pushed
 from quant.fourbit.within import gain_within, within
 from quant.ggml.judge import find_trends
-from quant.measure import Error, Reached, measure
+from quant.measure import Error, Pushed, Reached, measure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +91,7 @@ class Decoded(NamedTuple):
     usual    whether encoders take such a scale for the weights of its group
     group    columns of a scale
     cut      whether the weight lies beyond the values that its codes have; None: it is not told
+    inward   the distance of the next code towards zero; None: `gap`
     """
 
     values: Tensor
@@ -97,6 +100,7 @@ class Decoded(NamedTuple):
     usual: Tensor
     group: int
     cut: Tensor | None = None
+    inward: Tensor | None = None
 
 
 def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
@@ -123,6 +127,7 @@ def judge_rows(w_NK: Tensor, stored: Decoded, ours: Tensor) -> Error:
     error.outside = int(((missed.abs() > FAR * stored.gap) & (q != 0) & ~near).sum())
     error.moved = len(w) * float((IN_FULL * (~near).double().mean(0)).clamp(max=1).sum())
     away = missed.where(~near, 0.0)
+    error.pushed = _pushed(w, missed, stored)
     error.along, error.by_chance = _along(w, away, min(stored.group, STRIP))
     if stored.cut is not None:
         error.within = within(*(x.masked_fill(stored.cut, 0.0) for x in (w, q, own)))
@@ -144,8 +149,8 @@ def judge_whole(error: Error, group: int, bits: int = 4, *, free: bool = True) -
     blank = [f"{faults[BLANK]:,} {BLANK}"] if faults[BLANK] else []
     if error.moved > MOVED * error.count:
         wrong = {what: faults[what] for what in (OTHER, ZERO)}
-        leaning = [*far, *_leaning(error, min(group, STRIP))] if free else []
-        return [*_told(wrong, error), *blank, *(leaning or gain_within(error))]
+        along = [*far, *_leaning(error, min(group, STRIP)), *leaning(error)] if free else []
+        return [*_told(wrong, error), *blank, *(along or gain_within(error))]
     if faults[MANY] * 2 <= error.blocks:
         del faults[MANY]
     said = [*_told({what: faults[what] for what in (ERROR, MANY, ZERO)}, error), *blank, *far]
@@ -153,7 +158,16 @@ def judge_whole(error: Error, group: int, bits: int = 4, *, free: bool = True) -
         said += [f"{faults[what]:,} {what}" for what in (ERASED, SINGLE) if faults[what]]
     if error.outside and error.moved <= HARDLY * error.count:
         said.append(f"{error.outside:,} weights are more than {FAR} steps off")
+    said += leaning(error) if free else []
     return [*said, *find_trends(error, cut=1 / (2**bits - 1) if bits > 4 else 0.0)]
+
+
+def _pushed(w: Tensor, missed: Tensor, stored: Decoded) -> Pushed:
+    """Return how many codes lie beside the nearest, by the side."""
+    half = stored.gap / 2
+    if stored.inward is not None:
+        half = half.where(stored.values.abs() <= w.abs(), stored.inward / 2)
+    return pushed(w, missed, half, stored.usual & (stored.outward * missed >= 0))
 
 
 def _told(faults: dict[str, int], error: Error) -> list[str]:

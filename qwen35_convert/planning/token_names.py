@@ -190,7 +190,9 @@ def _ids(tokens: Tokens) -> Iterator[Disagreement]:
 def _of_place(name: str, field: str, value: Any, tokens: Tokens) -> Iterator[Disagreement]:
     """Yield the id of another token than processors put in an image's place."""
     stated, usual = OF_IMAGES.get(field, ("", ""))
-    text = text_of(tokens.settings.get(stated, usual))
+    lists = [_object(tokens.settings.get(name)) for name in LISTS]
+    named = next((part[stated] for part in (tokens.settings, *lists) if stated in part), usual)
+    text = text_of(named)
     expected = tokens.ids.get(text) if isinstance(text, str) else None
     if None not in (value, expected) and value != expected:
         yield Disagreement(name, f"{field} is {value!r:.80}, but {text!r:.80} has {expected}")

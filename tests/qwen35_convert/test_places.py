@@ -53,6 +53,15 @@ def test_a_report_replaces_nothing_else(here, report, name):
     assert contents(here) == before
 
 
+@pytest.mark.parametrize("report", [name for name in REPORTS if "recipe that" not in name])
+def test_a_report_that_could_not_be_written_is_refused_first(here, report):
+    (here / "taken").mkdir()
+    done = called(*REPORTS[report], "taken")
+    assert done.returncode in (2, 3, 4), done.stderr
+    assert "taken" in done.stderr
+    assert not (here / "new").exists()
+
+
 def test_a_report_replaces_its_like(here):
     words = ["verify", "nano", "--against", "nano", "--level", "structure"]
     for _ in range(2):

@@ -33,6 +33,7 @@ ROPE_TYPES = ("rope_type", "type")
 FILLING = ("rope_theta", "partial_rotary_factor")
 PLAIN_ROPE = ("default", "mrope")
 TYPE_FIELDS = ("dtype", "torch_dtype")
+OF_TORCH = "torch."
 TORCH_TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -147,11 +148,15 @@ def _worked_out(fields: dict[str, Any], text: Mapping[str, Any]) -> dict[str, An
 
 
 def type_differences(artifact: Checkpoint, source: Checkpoint) -> Iterator[str]:
-    """Compare the types that engines compute in; a wider one than the source's loses nothing."""
+    """Compare the types that engines compute in; a wider one than the source's loses nothing.
+
+    transformers takes no "torch." before a type, as old configs have it.
+    """
     ours, theirs = _types(artifact.config), _types(source.config)
     quantized = any(atom.quantized for atom in artifact.layout.atoms.values())
     stored = artifact.layout.atoms.get("embed_tokens")
-    right = {*theirs.values()} | ({TORCH_TYPES.get(stored.dtype, "")} if stored else set())
+    right = {name for said in theirs.values() for name in (said, said.removeprefix(OF_TORCH))}
+    right |= {TORCH_TYPES.get(stored.dtype, "")} if stored else set()
     right |= set() if quantized else {"float32"}
     expected = next(iter(theirs.values()), "bfloat16")
     for path, got in ours.items():
@@ -165,7 +170,7 @@ def _types(config: Config) -> dict[str, Any]:
     """Return every type that a config states, by its place."""
     parts = [*places(config), ("vision_config.", config.vision or {})]
     return {
-        prefix + field: str(part[field]).removeprefix("torch.")
+        prefix + field: str(part[field])
         for prefix, part in parts
         for field in TYPE_FIELDS
         if part.get(field) is not None

@@ -47,6 +47,7 @@ def check(made, tmp_path):
         ({"pad_token_id": 0}, "pad_token_id is 0, expected absent"),
         ({"mamba_ssm_dtype": None}, 'mamba_ssm_dtype is null, expected "float32"'),
         ({"torch_dtype": "float16"}, 'torch_dtype is "float16", expected "bfloat16"'),
+        ({"dtype": "torch.bfloat16"}, 'dtype is "torch.bfloat16", expected "bfloat16"'),
         ({"full_attention_interval": 3}, "full_attention_interval is 3, expected absent"),
         ({"rope_theta": 10000}, "rope_theta is 10000.0, expected 10000000.0"),
         ({"num_experts": 4}, "num_experts is 4, expected absent"),
@@ -62,7 +63,7 @@ def test_what_is_not_the_source_s_is_named(check, fields, said):
         {"anything": None, "something": [], "more": {}},
         {"transformers_version": "5.24.0", "use_cache": False, "initializer_range": 0.01},
         {"full_attention_interval": 4, "output_gate_type": "swish", "is_causal": True},
-        {"rope_theta": 1e7, "torch_dtype": "torch.bfloat16", "attn_output_gate": True},
+        {"rope_theta": 1e7, "torch_dtype": "bfloat16", "attn_output_gate": True},
     ],
 )
 def test_what_changes_nothing_is_not(check, fields):

@@ -14,6 +14,7 @@ from qwen35_convert.containers.safetensors.sides.fields import Fields, token
 from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.containers.safetensors.sides.tokenizer import added_tokens, said
 from qwen35_convert.difference import differences
+from qwen35_convert.planning.token_names import OF_IMAGES
 
 # They all obey tokenizer.json of a Qwen3.5.
 CLASSES = frozenset(
@@ -23,6 +24,8 @@ CLASSES = frozenset(
 LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 DECODER, LENGTH, CLASS = "added_tokens_decoder", "model_max_length", "tokenizer_class"
 ENDLESS = 10**30
+# What processors put in the place of an image or a video where no field names it.
+USUAL = dict(OF_IMAGES.values())
 SETTINGS = Fields(
     absent={
         "add_bos_token": False,
@@ -57,6 +60,7 @@ def tokenizer_config(ours: Sides, theirs: Sides) -> Iterator[str]:
         return
     yield from SETTINGS.differences(_settings(ours, theirs), _settings(theirs, theirs))
     yield from _lists(ours.object(TOKENIZER_CONFIG), theirs)
+    yield from _of_model(ours, theirs)
     yield from _decoder(ours.object(TOKENIZER_CONFIG).get(DECODER), theirs)
 
 
@@ -103,9 +107,23 @@ def _lists(config: Mapping[str, Any], theirs: Sides) -> Iterator[str]:
 
 def _listed(config: Mapping[str, Any]) -> list[Any]:
     lists = [config.get(name) for name in LISTS]
-    lists.append([text for name, text in config.items() if _is_of_model(name, text)])
-    values = [[*one.values()] if isinstance(one, dict) else one for one in lists]
-    return [token(value) for side in values if isinstance(side, list) for value in side]
+    values = [text for side in lists if isinstance(side, list) for text in side]
+    return [*map(token, values), *_named(config).values()]
+
+
+def _of_model(ours: Sides, theirs: Sides) -> Iterator[str]:
+    """Compare the tokens that fields name: processors put them in the place of an image."""
+    expected = USUAL | _named(theirs.object(TOKENIZER_CONFIG))
+    for name, text in _named(ours.object(TOKENIZER_CONFIG)).items():
+        if name in expected:
+            yield from differences(text, expected[name], name)
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens of a model by the fields that name them, in a list or beside it."""
+    lists = [one for one in map(config.get, LISTS) if isinstance(one, dict)]
+    beside = {name: text for name, text in config.items() if _is_of_model(name, text)}
+    return {name: token(text) for part in (*lists, beside) for name, text in part.items()}
 
 
 def _is_of_model(name: str, text: Any) -> bool:
