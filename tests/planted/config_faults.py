@@ -189,6 +189,8 @@ TEXT: dict[str, tuple[str, Change]] = {
     "no-class": ("architectures|names None", lambda config, _: config.pop("architectures")),
     "dtype-float16": ("dtype", root("dtype", "float16")),
     "text-dtype-float16": ("dtype", put("dtype", "float16")),
+    "dtype-of-torch": ("dtype", put("dtype", "torch.bfloat16")),
+    "old-dtype-of-torch": ("torch_dtype", put("torch_dtype", "torch.bfloat16")),
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 REFUSED: dict[str, tuple[str, Change]] = {

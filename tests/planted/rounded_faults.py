@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from formats.family.layout import Atom
 from quant.fourbit.parts import GLOBAL
 from quant.stored import scheme_of
 from qwen35_convert.containers.registry import open_checkpoint
@@ -25,6 +26,9 @@ def cases() -> Iterator[Fault]:
         yield tensor_fault("four bits: values", name, plant, where(*outputs))
     for name, how in SLIGHTLY.items():
         yield tensor_fault("four bits: values", name, _encoded(UP, UP, how), where(*ALL))
+    for name in ON_ONE_SIDE:
+        plant = _all_encoded(SLIGHTLY[name])
+        yield tensor_fault("four bits: values", f"everywhere-{name}", plant, where(*ALL))
     plant = _encoded(UP, GATE, lambda values: values)
     yield tensor_fault("four bits: values", "of-the-gate", plant, where(*ALL))
 
@@ -33,19 +37,37 @@ def _encoded(hub: str, source: str, how: Change) -> Plant:
     """Return a fault that stores another weight's values, changed, in a tensor's own scheme."""
 
     def plant(tensors: Tensors) -> str:
-        artifact = tensors.artifact
-        opened = open_checkpoint(artifact.path)
         stored = tensors.stored(hub)
+        opened = open_checkpoint(tensors.artifact.path)
         atom = next(a for a in opened.layout.atoms.values() if a.weight == stored)
-        scheme = scheme_of(atom)
-        named = {part.key: part.info.name for part in scheme.parts(stored, atom.shape)}
-        shared = tensors.entry(named[GLOBAL]).view() if GLOBAL in named else None
-        for key, value in scheme.encode(how(original(tensors, source)), shared).items():
-            view = tensors.entry(named[key]).view()
-            view.copy_(value.view(view.dtype).reshape(view.shape))
+        _encode(tensors, atom, how(original(tensors, source)))
         return stored
 
     return plant
+
+
+def _all_encoded(how: Change) -> Plant:
+    """Return a fault that stores the changed values of every weight of few bits."""
+
+    def plant(tensors: Tensors) -> str:
+        opened = open_checkpoint(tensors.artifact.path)
+        for atom in opened.layout.atoms.values():
+            if atom.quantized and not atom.scheme.startswith("fp8"):
+                _encode(tensors, atom, how(original(tensors, f"{atom.name}.weight")))
+        # of so many an example is enough
+        return f"{tensors.stored(UP)}|source"
+
+    return plant
+
+
+def _encode(tensors: Tensors, atom: Atom, values: Tensor) -> None:
+    """Store values in a weight's own scheme, under the scale that a whole tensor has."""
+    scheme = scheme_of(atom)
+    named = {part.key: part.info.name for part in scheme.parts(atom.weight, atom.shape)}
+    shared = tensors.entry(named[GLOBAL]).view() if GLOBAL in named else None
+    for key, value in scheme.encode(values, shared).items():
+        view = tensors.entry(named[key]).view()
+        view.copy_(value.view(view.dtype).reshape(view.shape))
 
 
 def _weight_changed(values: Tensor) -> Tensor:
@@ -55,6 +77,8 @@ def _weight_changed(values: Tensor) -> Tensor:
     return values
 
 
+# What leaves codes on one side of the nearest; noise is no more than AutoRound does.
+ON_ONE_SIDE = ("a-per-cent-more", "three-per-cent-less", "shifted-by-a-twentieth")
 ROUNDED: dict[str, tuple[tuple[str, ...], Change]] = {
     "a-column-zeroed": (ALL, column_zeroed),
     "a-weight-changed": (ALL, _weight_changed),

@@ -103,6 +103,10 @@ JSON: dict[str, tuple[str, Change]] = {
     ),
     "space-before-the-text": (TOKENIZER, _pre("ByteLevel", "add_prefix_space", True)),
     "pieces-removed": (TOKENIZER, _pre("Split", "behavior", "Removed")),
+    "pieces-of-words-marked": (
+        TOKENIZER,
+        lambda t: t["model"].update(continuing_subword_prefix="##"),
+    ),
     "pieces-inverted": (TOKENIZER, _pre("Split", "invert", True)),
     "merges-ignored": (TOKENIZER, lambda t: t["model"].update(ignore_merges=True)),
     "merges-dropped-at-random": (TOKENIZER, lambda t: t["model"].update(dropout=0.1)),
@@ -137,6 +141,11 @@ JSON: dict[str, tuple[str, Change]] = {
     "length-of-text": (TOKENIZER_CONFIG, put("model_max_length", "64")),
     "tokenizer-with-code": (TOKENIZER_CONFIG, put("auto_map", {"AutoTokenizer": ["x.T", None]})),
     "special-token-invented": (TOKENIZER_CONFIG, put("additional_special_tokens", ["<|new|>"])),
+    "image-token-of-videos": (TOKENIZER_CONFIG, put("image_token", "<|video_pad|>")),
+    "listed-image-token-of-videos": (
+        TOKENIZER_CONFIG,
+        put("extra_special_tokens", {"image_token": "<|video_pad|>"}),
+    ),
     "special-token-of-words": (TOKENIZER_CONFIG, put("extra_special_tokens", {"word": "the"})),
     "listed-token-s-flag-null": (TOKENIZER_CONFIG, _null_listed),
     "listed-tokens-as-a-list": (TOKENIZER_CONFIG, put("added_tokens_decoder", [])),
