@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from formats.content import DOWNLOAD
+from formats.errors import FormatError
 from formats.json_file import read_object
 from formats.links import check_leads, repository_of
 from formats.safetensors.adapters import adapters
@@ -104,8 +105,11 @@ class Folder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the object in a JSON file."""
-        check_leads(self.path / name)
-        return read_object(self.path / name)
+        path = self.path / name
+        check_leads(path)
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would be waited for
+            raise FormatError(f"{name} cannot be read: it is not a file")
+        return read_object(path)
 
     def open(self, name: str) -> SafetensorsFile:
         """Return a file of weights, its header read."""

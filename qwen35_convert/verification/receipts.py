@@ -25,6 +25,8 @@ from qwen35_convert.write.digests import Digests
 from qwen35_convert.write.verdict import Verdict
 
 WEIGHTS = (".safetensors", ".gguf")
+# What a receipt says of its source in a word, if anything.
+WORDS = ("title", "repo", "revision")
 Entry = tuple[int, str]
 
 
@@ -80,7 +82,7 @@ def read_receipt(artifact: Checkpoint) -> Receipt | Failure | None:
 def _parse(path: Path) -> Receipt:
     raw = read_object(path)
     recipe, version, verdict = (raw.get(key) for key in ("recipe", "qwen35", "verdict"))
-    if not isinstance(recipe, dict) or not isinstance(version, str):
+    if not isinstance(recipe, dict) or not isinstance(version, str) or not version:
         raise FormatError("it names no recipe and version")
     if not isinstance(verdict, dict | None):
         raise FormatError("its verdict is not an object")
@@ -88,8 +90,9 @@ def _parse(path: Path) -> Receipt:
     adapter = "adapter" in raw
     source |= _entries(raw["adapter"], "adapter") if adapter else {}
     title = raw["source"].get("title")
-    if not isinstance(title, str | None):
-        raise FormatError(f"the source's title is {title!r:.120}")
+    for field in WORDS:
+        if not isinstance(raw["source"].get(field), str | None):
+            raise FormatError(f"the source's {field} is {raw['source'][field]!r:.120}")
     if not any(name.endswith(WEIGHTS) for name in source):
         raise FormatError("it lists no file of the source that has weights")
     calibration = raw.get("calibration")
@@ -113,7 +116,7 @@ def _entries(side: Any, what: str) -> dict[str, Entry]:
 def _entry(name: str, entry: Any) -> Entry:
     size, digest = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (0, 0)
     plain = (Path(name).name == name or is_nested(name)) and len(name) <= MAX_NAME
-    if not plain or not isinstance(size, int) or not isinstance(digest, str | None):
+    if not plain or type(size) is not int or size < 0 or not isinstance(digest, str | None):
         raise FormatError(f"{name!r:.120} is not a file of this folder with its size and hash")
     return size, digest or ""
 

@@ -85,6 +85,7 @@ def cases() -> Iterator[Case]:
     for name, content in INDEXES.items():
         yield Case("index", name, harm_file(INDEX, content))
     yield Case("index", "of-half-the-tensors", _half_an_index)
+    yield Case("index", "a-pipe", _fifo(INDEX))
     yield Case("index", "of-65-mb", lambda folder: hole(folder / INDEX, 65 << 20, b"{"))
     yield from _links()
     yield from _sides()
