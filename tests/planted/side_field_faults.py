@@ -190,5 +190,7 @@ JSON: dict[str, tuple[str, Change]] = {
     "video-frames": (VIDEOS, put("fps", 24)),
     "video-frames-counted": (VIDEOS, put("num_frames", 4)),
     "video-merge": (VIDEOS, put("merge_size", 4)),
+    "processor-of-no-class": (IMAGES, put("processor_class", "")),
+    "processor-of-another": (TOKENIZER_CONFIG, put("processor_class", "LlavaProcessor")),
     "image-class": (IMAGES, put("image_processor_type", "CLIPImageProcessor")),
 }

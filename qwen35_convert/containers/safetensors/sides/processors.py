@@ -14,6 +14,8 @@ from qwen35_convert.containers.safetensors.sides.fields import Fields
 from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.difference import differences, near
 
+# Of another, or of none, transformers takes the tokenizer for the processor.
+PROCESSOR_CLASS = "Qwen3VLProcessor"
 NESTED = {IMAGES: "image_processor", VIDEOS: "video_processor"}
 # One class and what runs it: torchvision, PIL.
 CLASSES = {
@@ -32,6 +34,7 @@ ALWAYS = {
     "do_rescale": True,
     "do_resize": True,
     "merge_size": 2,
+    "processor_class": PROCESSOR_CLASS,
     "resample": 3,
     "rescale_factor": 1 / 255,
     "temporal_patch_size": 2,

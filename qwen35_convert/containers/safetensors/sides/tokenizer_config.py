@@ -11,6 +11,7 @@ from typing import Any
 
 from formats.side_names import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from qwen35_convert.containers.safetensors.sides.fields import Fields, token
+from qwen35_convert.containers.safetensors.sides.processors import PROCESSOR_CLASS
 from qwen35_convert.containers.safetensors.sides.reader import Sides
 from qwen35_convert.containers.safetensors.sides.tokenizer import added_tokens, said
 from qwen35_convert.difference import differences
@@ -40,6 +41,7 @@ SETTINGS = Fields(
         "fast_tokenizer_files": None,
         "fix_mistral_regex": False,
         "pad_token": None,
+        "processor_class": PROCESSOR_CLASS,
         "split_special_tokens": False,
         "unk_token": None,
         LENGTH: ENDLESS,
