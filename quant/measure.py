@@ -65,12 +65,20 @@ class Within(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """How many codes lie beside the nearest: away from zero, towards it; above it, below it."""
+    """How many codes lie beside the nearest: away from zero, towards it; above it, below it.
+
+    early_*  away from zero and towards it, in the columns that have the fewest such codes
+    columns  the weights of those columns, and whole of all
+    """
 
     out: float
     back: float
     up: float
     down: float
+    early_out: float
+    early_back: float
+    columns: float
+    whole: float
 
 
 @dataclass(slots=True)

@@ -11,6 +11,12 @@ are the last of their side, with the weight beyond, tell nothing.
 Measured, as the difference of both sides over their sum: GPTQ at most 0.08; rounding learned for
 five kinds of weights 0.04, and with its scales 0.45; values of 1 % more, of 3 % less, or shifted by
 a twentieth of their deviation 1. A lean of 0.45 is found as 0.75 in FEW codes once in 10^10.
+
+GPTQ takes the nearest codes in the column that it begins with, and hardly moves those after it; a
+gain shows there in spite of it. AutoRound has no such columns: it moves as many in all. Measured in
+the part with the fewest, of all weights together: right ones lean by 0.08 (1,330 codes) and 0.12
+(95), those of 3 % less by 0.49, of 5 % more by 0.64 to 0.87. AT_FIRST is five standard errors of
+EARLY codes by chance.
 """
 
 from __future__ import annotations
@@ -26,19 +32,27 @@ if TYPE_CHECKING:
 
 ARITHMETIC = 2.0**-8
 LEANING, FEW = 0.75, 400
+# Of the columns, the part with the fewest; the share of all codes that GPTQ moves, and how many
+# times the share of that part.
+PART, BY_GPTQ, SPREAD = 32, 3 / 20, 5 / 2
+AT_FIRST, EARLY = 0.4, 150
 OUT, BACK = "larger", "smaller"
 UP, DOWN = "higher", "lower"
 
 
 def pushed(w: Tensor, missed: Tensor, half: Tensor, told: Tensor) -> Pushed:
-    """Return how many codes lie beside the nearest, by the side.
+    """Return how many codes lie beside the nearest, by the side; all are [N, K].
 
     half  of the distance to the next code, on the side of the weight
     told  codes that are not the last of their side, under scales that encoders take
     """
     off = told & (missed.abs() > half + ARITHMETIC * w.abs())
-    away, sign = missed[off].sign() * w[off].sign(), missed[off].sign()
-    return Pushed(*(float((x == side).sum()) for x in (away, sign) for side in (1, -1)))
+    away, sign = (missed * w).sign() * off, missed.sign() * off
+    count = max(1, w.shape[1] // PART)
+    first = off.sum(0).argsort()[:count]
+    parts = away, sign, away[:, first]
+    counts = (float((x == side).sum()) for x in parts for side in (1, -1))
+    return Pushed(*counts, float(len(w) * count), float(w.numel()))
 
 
 def leaning(error: Error) -> list[str]:
@@ -55,4 +69,18 @@ def leaning(error: Error) -> list[str]:
                 f"{count:,.0f} codes are not the nearest, {share:.0%} of them {side}: "
                 "it was rounded from other values"
             ]
-    return []
+    return early(sums, FEW)
+
+
+def early(sums: Pushed, few: int = EARLY) -> list[str]:
+    """Return if codes that GPTQ chose, of one weight or many, lie on one side where it began."""
+    moved, first = sums.out + sums.back, sums.early_out + sums.early_back
+    by_gptq = moved > BY_GPTQ * sums.whole and SPREAD * first * sums.whole < moved * sums.columns
+    if not by_gptq or first < few or abs(sums.early_out - sums.early_back) <= AT_FIRST * first:
+        return []
+    share = max(sums.early_out, sums.early_back) / first
+    side = OUT if sums.early_out > sums.early_back else BACK
+    return [
+        f"{first:,.0f} codes are not the nearest in the columns that GPTQ began with, {share:.0%} "
+        f"of them {side}: it rounded other values"
+    ]

@@ -6,6 +6,9 @@ nearly all of them are, code by code, what our own stores, the one that is not w
 
 Where another encoder, a search or GPTQ made the file, few weights or none are ours, and nothing
 follows. A few codes may differ by the order of a sum.
+
+What all weights of a scheme show together, though each has too few codes for it, is named for each:
+that GPTQ began with other values (`quant.fourbit.pushed`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quant.fourbit.pushed import early
+from quant.measure import Pushed
 from qwen35_convert.verification.compare import Compared
 
 # Of the weights of a tensor, the share that is ours where it is the same encoder, and where not.
@@ -31,6 +36,9 @@ def with_odd_ones(compared: Sequence[Compared]) -> list[Compared]:
     odd = {
         one.name: _sentence(one, len(every)) for every in by_scheme.values() for one in _odd(every)
     }
+    odd |= {
+        one.name: said for every in by_scheme.values() for said in _together(every) for one in every
+    }
     return [
         replace(one, faults=(*one.faults, odd[one.name])) if one.name in odd else one
         for one in compared
@@ -43,6 +51,14 @@ def _odd(every: Sequence[Compared]) -> list[Compared]:
     odd = [one for one in every if _share(one) < OTHER]
     few = len(odd) <= max(1, len(every) // MANY)
     return odd if few and len(every) >= LEAST and len(same) + len(odd) == len(every) else []
+
+
+def _together(every: Sequence[Compared]) -> list[str]:
+    """Return what is wrong with weights of a scheme of which none is at fault by itself."""
+    sums = [one.error.pushed for one in every if one.error.pushed is not None]
+    if not sums or any(one.faults for one in every):
+        return []
+    return early(Pushed(*map(sum, zip(*sums, strict=True))))
 
 
 def _share(one: Compared) -> float:

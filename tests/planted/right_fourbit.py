@@ -37,7 +37,7 @@ def changes() -> Iterator[tuple[str, str, str, Change]]:
         yield "saved again", "in shards", base, _in_shards
         yield "saved again", "by name", base, _by_name
     for base, scheme in FORMS.items():
-        yield "encoder", "gptq", base, partial(_encode, scheme=scheme)
+        yield "encoder", "gptq", base, partial(_encode_all, scheme=scheme)
 
 
 def _in_shards(artifact: Artifact) -> None:
@@ -73,12 +73,19 @@ def _order_keys(artifact: Artifact) -> None:
         artifact.write(name, json.dumps(value, indent=4, sort_keys=True))
 
 
-def _encode(artifact: Artifact, scheme: Scheme) -> None:
-    """Encode every weight anew by GPTQ, for inputs of few tokens and unequal columns."""
+def _encode_all(artifact: Artifact, scheme: Scheme) -> None:
     artifact.strip()
     with editing(artifact) as tensors:
-        for weight in _weights(tensors, scheme):
-            _encode_one(tensors, weight, scheme)
+        encode(tensors, scheme)
+
+
+def encode(tensors: Tensors, scheme: Scheme, gain: float = 1.0) -> None:
+    """Encode every weight anew by GPTQ, for inputs of few tokens and unequal columns.
+
+    gain  by what the weights are multiplied before
+    """
+    for weight in _weights(tensors, scheme):
+        _encode_one(tensors, weight, scheme, gain)
 
 
 def _weights(tensors: Tensors, scheme: Scheme) -> list[str]:
@@ -88,9 +95,9 @@ def _weights(tensors: Tensors, scheme: Scheme) -> list[str]:
     return sorted(base for base in bases if base + "_scale" in names)
 
 
-def _encode_one(tensors: Tensors, weight: str, scheme: Scheme) -> None:
+def _encode_one(tensors: Tensors, weight: str, scheme: Scheme, gain: float) -> None:
     hub = weight.removeprefix("model.language_model.").removeprefix("model.")
-    w = original(tensors, hub)
+    w = gain * original(tensors, hub)
     names = {part.key: part.info.name for part in scheme.parts(weight, tuple(w.shape))}
     known = factor(_inputs(w.shape[1]))
     whole = tensors.entry(names[GLOBAL]).view().clone() if GLOBAL in names else None

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from formats.family.layout import Atom
 from quant.fourbit.parts import GLOBAL
+from quant.scheme import Scheme
 from quant.stored import scheme_of
 from qwen35_convert.containers.registry import open_checkpoint
 from tests.planted.edit import Tensors
-from tests.planted.fault import Fault
+from tests.planted.fault import REMOVED, Fault, in_bases
 from tests.planted.fourbit_faults import ALL, GATE, UP, where
+from tests.planted.right_fourbit import FORMS, encode
 from tests.planted.source_faults import original, through_int4
 from tests.planted.tensor_fault import Change, Plant, tensor_fault
 from tests.planted.value_faults import SLIGHTLY, column_zeroed
@@ -29,6 +31,10 @@ def cases() -> Iterator[Fault]:
     for name in ON_ONE_SIDE:
         plant = _all_encoded(SLIGHTLY[name])
         yield tensor_fault("four bits: values", f"everywhere-{name}", plant, where(*ALL))
+    for name, gain in BY_GPTQ.items():
+        for base in ("nano-int4-g32", "nano-nvfp4a16"):
+            plant, home = _by_gptq(FORMS[base], gain), in_bases(base)
+            yield tensor_fault("four bits: values", name, plant, home, receipts=(REMOVED,))
     plant = _encoded(UP, GATE, lambda values: values)
     yield tensor_fault("four bits: values", "of-the-gate", plant, where(*ALL))
 
@@ -60,6 +66,16 @@ def _all_encoded(how: Change) -> Plant:
     return plant
 
 
+def _by_gptq(scheme: Scheme, gain: float) -> Plant:
+    """Return a fault that lets GPTQ choose the codes of every weight, multiplied before."""
+
+    def plant(tensors: Tensors) -> str:
+        encode(tensors, scheme, gain)
+        return f"{tensors.stored(UP)}|source"
+
+    return plant
+
+
 def _encode(tensors: Tensors, atom: Atom, values: Tensor) -> None:
     """Store values in a weight's own scheme, under the scale that a whole tensor has."""
     scheme = scheme_of(atom)
@@ -77,6 +93,7 @@ def _weight_changed(values: Tensor) -> Tensor:
     return values
 
 
+BY_GPTQ = {"by-gptq-five-per-cent-more": 1.05, "by-gptq-four-per-cent-less": 0.96}
 # What leaves codes on one side of the nearest; noise is no more than AutoRound does.
 ON_ONE_SIDE = ("a-per-cent-more", "three-per-cent-less", "shifted-by-a-twentieth")
 ROUNDED: dict[str, tuple[tuple[str, ...], Change]] = {
