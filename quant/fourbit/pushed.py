@@ -51,8 +51,8 @@ def pushed(w: Tensor, missed: Tensor, half: Tensor, told: Tensor) -> Pushed:
     count = max(1, w.shape[1] // PART)
     first = off.sum(0).argsort()[:count]
     parts = away, sign, away[:, first]
-    counts = (float((x == side).sum()) for x in parts for side in (1, -1))
-    return Pushed(*counts, float(len(w) * count), float(w.numel()))
+    counts = [float((x == side).sum()) for x in parts for side in (1, -1)]
+    return Pushed._make([*counts, float(len(w) * count), float(w.numel())])
 
 
 def leaning(error: Error) -> list[str]:

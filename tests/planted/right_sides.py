@@ -165,6 +165,13 @@ def _other_class(artifact: Artifact) -> None:
         del config["added_tokens_decoder"], config["add_bos_token"], config["split_special_tokens"]
 
 
+def _named_tokens(artifact: Artifact) -> None:
+    """Name the tokens of images and the processor, as a processor does that is saved with them."""
+    with artifact.json("tokenizer_config.json") as config:
+        config |= {"image_token": "<|image_pad|>", "processor_class": "Qwen3VLProcessor"}
+        config["extra_special_tokens"] = {"vision_bos_token": "<|vision_start|>"}
+
+
 def _defaults_of_generation(artifact: Artifact) -> None:
     with artifact.json(GENERATION) as generation:
         generation["eos_token_id"].reverse()
@@ -203,6 +210,7 @@ FILES: dict[str, tuple[tuple[str, ...], Change]] = {
     "tokenizer in other words": (TEXT, _other_words),
     "vocabulary beside": (("wide-mixed", "moe-bf16-split"), _pairs),
     "another class of tokenizer": (TEXT, _other_class),
+    "tokens of images by name": (("nano-fp8-block-hub", "wide-fp8-channel"), _named_tokens),
     "defaults of generation": (("nano-bf16-split", "moe-fp8-channel"), _defaults_of_generation),
     "weights alone": (("nano-fp8-block-hub", "wide-sharded"), _weights_alone),
     "no preprocessors of text": (TEXT, _no_images),
