@@ -262,15 +262,15 @@ def test_a_folder_without_a_model_says_so(tmp_path):
     refused(tmp_path, "config.json is missing, and so are .safetensors files", "or a .gguf file")
 
 
-def test_a_folder_whose_name_ends_in_gguf_is_a_folder(tmp_path):
+def test_a_folder_whose_name_ends_in_gguf_is_read_and_none_is_written(tmp_path):
     folder = dense(tmp_path / "v1.5.gguf")
     assert open_checkpoint(folder).name == "v1.5.gguf"
     out = tmp_path / "out.gguf"
     out.mkdir()
-    assert q.convert(folder, out, "bf16-split").report.passed
-    assert (out / "config.json").is_file()
-    with pytest.raises(q.Qwen35Error, match="and is not a folder"):
-        q.convert(folder, out, "gguf-bf16", q.RunOptions(overwrite=True))
+    for recipe in (None, "bf16-split", "gguf-bf16"):
+        with pytest.raises(q.OutputError, match="is a folder, named as a GGUF file"):
+            q.convert(folder, out, recipe, q.RunOptions(overwrite=True))
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["out", "m.gguf"])
