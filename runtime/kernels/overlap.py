@@ -56,3 +56,19 @@ def wait_for_inputs():
     """Wait until all kernels before this one have finished."""
     if not INTERPRET:
         tl.extra.cuda.gdc_wait()
+
+
+@jit
+def zero_when_ready():
+    """Wait for inputs, and return 0: a load whose mask depends on it cannot come before."""
+    zero = 0
+    if not INTERPRET:
+        zero = tl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    return zero

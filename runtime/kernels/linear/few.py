@@ -22,6 +22,7 @@ from runtime.kernels.launch import jit, tl, use_triton
 from runtime.kernels.linear.few_tile import (
     ROWS_OF_X,
     SHORT_ROWS,
+    TOGETHER,
     columns_of,
     short_tile_of,
     store_rows,
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
     from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Weight
 
-# Measured on an H200, 8 rows: down of 27B 28.0 us in 3 parts, 31 in 2; out of 35B-A3B 4.3 in 8
+# Measured on an H200, 8 rows: down of 27B 28.0 us in 3 parts, 31 in 2; out of 35B-A3B 4.3 in 8.
+# With the norm, down of 9B 28.2 in 6 parts of early tiles, out 13.1 in 4, 13.0 in 3; 31.2 and 14.8
+# by more whole tiles than are on the GPU at once.
 _PROGRAMS = 480
 _MOST_PARTS = 8
+# of an early tile
+_FEWEST_STEPS = 4
 # a program for each multiprocessor, at least, where columns are not split
 _FEWEST_PROGRAMS = 128
 _NO_TILE = {"STEP2": 1, "BLOCK_K2": 1, "EVEN2": 1}
@@ -75,12 +80,19 @@ def few_parts(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
     if not use_triton(x_MK):
         return product_reference(x_MK, weight)
     stored, (m, k) = Stored.of(weight), x_MK.shape
-    n, tile = stored.values.shape[0], tile_of(stored)
-    wanted = min(-(-_PROGRAMS // -(-n // tile["BLOCK_N"])), _MOST_PARTS)
+    n, tile = stored.values.shape[0], tile_of(stored, split=True)
+    wanted = min(_parts(-(-n // tile["BLOCK_N"]), k, tile), _MOST_PARTS)
     part = -(-k // (wanted * tile["STEP"])) * tile["STEP"]
     sums_PMN = x_MK.new_empty((-(-k // part), m, n), dtype=torch.float32)
     _launch(x_MK, [stored], (sums_PMN,), tile, part)
     return Parts(sums_PMN)
+
+
+def _parts(tiles: int, k: int, tile: dict[str, int]) -> int:
+    """Return in how many parts of so many tiles, of k columns, there are enough programs."""
+    if not tile["EARLY"]:
+        return -(-_PROGRAMS // tiles)
+    return max(1, min(TOGETHER // tiles, -(-k // (_FEWEST_STEPS * tile["STEP"]))))
 
 
 def _launch(
@@ -162,6 +174,7 @@ def _few_kernel(
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
     ASKED: tl.constexpr,
+    EARLY: tl.constexpr,
     EVEN: tl.constexpr,
     ROWS2: tl.constexpr,
     STEP2: tl.constexpr,
@@ -195,6 +208,7 @@ def _few_kernel(
             SLICES,
             STAGES,
             ASKED,
+            EARLY,
             EVEN,
         )
         store_rows(y + tl.program_id(1).to(tl.int64) * M * N, sums, n, M, N)
@@ -220,6 +234,7 @@ def _few_kernel(
             SLICES,
             STAGES,
             ASKED,
+            EARLY,
             EVEN2,
         )
         store_rows(y2, sums2, n2, M, N2)

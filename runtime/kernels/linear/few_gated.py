@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, tl, use_triton
-from runtime.kernels.linear.few_tile import ROWS_OF_X, store_rows, tile_of, tile_sums
+from runtime.kernels.linear.few_tile import ROWS_OF_X, gated_tile_of, store_rows, tile_sums
 from runtime.kernels.linear.row_parts import gate_up_rows, silu_times
 from runtime.kernels.linear.weight import Stored, check_rows, product_reference
 from runtime.kernels.overlap import early, start_next
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.kernels.linear.weight import Weight
-
-
-# 27B in FP8 on an H200, 8 rows: 49 us, 54 with 32 rows
-_FP8_ROWS, _FP8 = 64, {"STAGES": 3}
 
 
 def few_gated_reference(x_MH: Tensor, gate_up: Weight) -> Tensor:
@@ -50,7 +46,7 @@ def few_gated(x_MH: Tensor, gate_up: Weight) -> Tensor:
     (m, hidden), inner = check_rows(x_MH, ROWS_OF_X, stored), stored.values.shape[0] // 2
     assert stored.values.shape[0] == 2 * inner, "gate_up must be [2F, H]"
     y_MF = x_MH.new_empty((m, inner))
-    tile = tile_of(stored, _FP8_ROWS) | (_FP8 if stored.is_fp8 else {})
+    tile = gated_tile_of(stored)
     _gated_kernel[(-(-2 * inner // tile["BLOCK_N"]),)](
         x_MH,
         m,
@@ -90,6 +86,7 @@ def _gated_kernel(
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
     ASKED: tl.constexpr,
+    EARLY: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     start_next()
@@ -116,6 +113,7 @@ def _gated_kernel(
         SLICES,
         STAGES,
         ASKED,
+        EARLY,
         EVEN,
     )
     gate, up = tl.split(tl.permute(tl.reshape(sums, (2, HALF, BLOCK_M)), (1, 2, 0)))

@@ -280,7 +280,8 @@ def cases():
     few_rows(some)
     many_rows()
     many_rows(hidden=1000)
-    few_rows(some, hidden=1000)
+    for hidden in (1000, 4096, 4104):
+        few_rows(some, hidden)
     few_rows(fp8, hidden=1152)
     experts(some)
     choices()

@@ -53,7 +53,7 @@ BEFORE = {
     "encode.lined._lined_kernel": "start_next",
     "encode.rows._quantize_rows_kernel": "start_next",
     "linear.few._few_kernel": "scale start_next weight weight2",
-    "linear.few_gated._gated_kernel": "gate_up start_next",
+    "linear.few_gated._gated_kernel": "gate_up scale start_next",
     "linear.mlp._silu_mul_kernel": "start_next",
     "linear.mlp._silu_mul_quantised_kernel": "start_next",
     "linear.packed_roles_tile.kernel": "row_factor scales start_next words",

@@ -6,7 +6,7 @@ import torch
 from runtime.kernels.linear import few, few_tile
 from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.few_gated import few_gated, few_gated_reference
-from runtime.kernels.linear.weight import Fp8Weight, dequant_reference
+from runtime.kernels.linear.weight import Fp8Weight, Stored, dequant_reference
 from runtime.kernels.norm.rms import Parts, add_rmsnorm, add_rmsnorm_reference
 from tests.runtime.kernels.linear.stored import STORED, distance, normal, weight
 
@@ -15,6 +15,8 @@ FLOAT32 = 2e-6
 EPS = 1e-6
 # less than a slice; beyond one tile of rows and one step of columns; whole steps
 SHAPES = [(2, 7, 30), (5, 140, 600), (8, 33, 1100), (3, 40, 1024)]
+# early tiles, in whole steps and not; a long sum; no whole line
+LARGE = [(8, 5120, 2048), (8, 2100, 4104), (4, 500, 17408), (8, 97, 999)]
 
 
 def exact(x, w):
@@ -78,13 +80,28 @@ def test_gate_and_up_are_multiplied_by_one_kernel(m, n, k, stored, interpreter):
     assert distance(few_gated(x, w), torch.nn.functional.silu(gate) * up) < FLOAT32
 
 
+@pytest.mark.parametrize("many", [0, 1 << 20])
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
-def test_tiles_of_large_float_weights_are_whole(m, n, k, monkeypatch, interpreter):
+def test_tiles_of_large_float_weights_are_tall_where_there_are_many(
+    m, n, k, many, monkeypatch, interpreter
+):
     monkeypatch.setattr(few_tile, "_LITTLE", 0)
+    monkeypatch.setattr(few_tile, "_MANY", many)
     x, w = normal(m, k), weight(2 * n, k, "plain", seed=1)
+    rows = few_tile.tile_of(Stored.of(w))["BLOCK_N"]
+    assert rows == (32 if many else 64)
     gate, up = exact(x, w).chunk(2, -1)
     assert distance(few_gated(x, w), torch.nn.functional.silu(gate) * up) < FLOAT32
-    assert distance(few_parts(x, w).sums.sum(0), exact(x, w)) < FLOAT32
+    assert distance(few_linear(x, w), exact(x, w)) < FLOAT32
+
+
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_parts_of_large_float_weights_have_four_steps(m, n, k, monkeypatch, interpreter):
+    monkeypatch.setattr(few_tile, "_LITTLE", 0)
+    x, w = normal(m, k), weight(n, k, "plain", seed=1)
+    sums = few_parts(x, w).sums
+    assert len(sums) == -(-k // (4 * few_tile.tile_of(Stored.of(w), split=True)["STEP"]))
+    assert distance(sums.sum(0), exact(x, w)) < FLOAT32
 
 
 def test_without_triton_the_references_serve():
@@ -102,7 +119,7 @@ def test_a_small_weight_is_left_whole_where_its_columns_are_few(monkeypatch, int
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (8, 5120, 2048), (4, 500, 17408), (8, 97, 999)])
+@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, *LARGE])
 def test_compiled_kernels_are_exact_to_bfloat16(m, n, k, stored):
     """A bfloat16 has 8 bits: rounding loses 2^-8 of a number at most. Sums are in float32."""
     ws = [weight(2 * n, k, stored, seed=1), weight(18, k, "plain", seed=5)]
