@@ -135,6 +135,7 @@ class Router(NamedTuple):
     gpu: bool
     rows: int
     experts: int
+    hidden: int
 
 
 class ChosenExperts(NamedTuple):

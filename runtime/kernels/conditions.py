@@ -111,6 +111,12 @@ NARROW = When(
     f"{NARROW_ROW} columns or fewer, or {WIDEST_WHOLE} and less than {SMALL_WEIGHT >> 20} MiB",
     lambda case: case.k <= NARROW_ROW or (case.k <= WIDEST_WHOLE and case.nbytes < SMALL_WEIGHT),
 )
+FEW_TO_ROUTE = (
+    GPU,
+    ROWS,
+    FEW,
+    When(f"hidden {WIDEST_WHOLE} or less", lambda case: case.hidden <= WIDEST_WHOLE),
+)
 EIGHTS = When("experts in eights", lambda case: case.experts % 8 == 0)
 TILES_OF_CODES = When(
     "block scales, hidden and inner in whole groups of 128",

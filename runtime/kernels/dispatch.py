@@ -62,6 +62,7 @@ from runtime.kernels.conditions import (
     FEW,
     FEW_DECODES,
     FEW_STATES_OR_SEVERAL,
+    FEW_TO_ROUTE,
     GATED_PROMPT,
     GPU,
     GROUPS,
@@ -224,7 +225,10 @@ GATED = Operation("silu(gate) * up", Gated, (
 ROUTER = Operation("logits of the experts", Router, (
     Row("moe.layer.padded_logits", (GPU, MANY, unless(EIGHTS)),
         "cuBLAS is slow for odd rows: 16 for 160, 8192 tokens and 257 rows"),
-    Row("linear.product.linear", (unless(GPU, MANY, unless(EIGHTS)),), "as any product"),
+    Row("moe.router.few_logits", FEW_TO_ROUTE,
+        "in registers, two experts a program: H200, four layers of 35B-A3B, 2 rows 195 for 214"),
+    Row("linear.product.linear", (unless(GPU, MANY, unless(EIGHTS)), unless(*FEW_TO_ROUTE)),
+        "as any product"),
 ))  # fmt: skip
 
 EXPERTS = Operation("weighted experts of each token", ChosenExperts, (

@@ -42,6 +42,7 @@ from runtime.kernels.linear.weight import Fp8Weight, Stored, Weight, form_of
 from runtime.kernels.moe.packed import packed_tiles, packed_tokens, unpacked_pairs
 from runtime.kernels.moe.packed_row import packed_routed_row
 from runtime.kernels.moe.roles import roles_pairs
+from runtime.kernels.moe.router import few_logits
 from runtime.kernels.moe.routing import (
     route,
     route_absorbed,
@@ -132,7 +133,7 @@ def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
     For an odd number of rows cuBLAS takes a far slower kernel: the router gets rows of zeros.
     8192 tokens and 257 rows of 2048: 160 us on an H100, 264 rows 16 us.
     """
-    multiply = _router(Router(use_triton(x_TH), x_TH.shape[0], router.shape[0]))
+    multiply = _router(Router(use_triton(x_TH), x_TH.shape[0], *router.shape))
     logits_TE: Tensor = multiply(x_TH, router)
     return logits_TE
 
@@ -226,7 +227,7 @@ def _case(x_TH: Tensor, gate_up: Experts) -> ChosenExperts:
     return ChosenExperts(gpu, num_tokens, *form_of(gate_up), *sizes, gluon_runs(x_TH.get_device()))
 
 
-_router = ROUTER.bind(padded_logits, linear)
+_router = ROUTER.bind(padded_logits, few_logits, linear)
 _one_token = ONE_TOKEN.bind(routed_row, packed_routed_row, packed_tokens, moe_block)
 _experts = EXPERTS.bind(
     moe_experts_reference,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.overlap import at_once, early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,6 +87,7 @@ def _launch_route(logits: Tensor, num_experts: int, k: int, out: int) -> tuple[T
         BLOCK_E=power_of_two(num_experts),
         BLOCK_J=power_of_two(out),
         num_warps=1,
+        **at_once(),
         **early(),
     )
     return weights, experts
@@ -101,29 +102,59 @@ def order_keys(logits, E, BLOCK_E: tl.constexpr, WARPS: tl.constexpr):
     """
     e = tl.arange(0, BLOCK_E)[None, :] + tl.zeros((WARPS, 1), tl.int32)
     # not from the nearest cache: `row` reads them before it has waited
-    x = tl.load(logits + e, mask=e < E, other=0.0, cache_modifier=".cg")
-    x = tl.where(x == 0.0, 0.0, x).to(x.dtype)  # zeros of both signs are equal
-    if logits.dtype.element_ty.primitive_bitwidth == 16:
+    return _keys(tl.load(logits + e, mask=e < E, other=0.0, cache_modifier=".cg"), e, E)
+
+
+@jit
+def _keys(x, e, E):
+    if x.dtype.primitive_bitwidth == 16:
         bits = x.to(tl.int16, bitcast=True).to(tl.int32)
+        bits = tl.where(bits == -32768, 0, bits)  # zeros of both signs are equal
         # negative floats order against their bits
         keys = ((bits ^ ((bits >> 15) & 32767)) << 16) | (65535 - e)
         keys = tl.where(e < E, keys, -2147483648)
     else:
         bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+        bits = tl.where(bits == -2147483648, 0, bits)
         keys = ((bits ^ ((bits >> 31) & 2147483647)).to(tl.int64) << 16) | (65535 - e)
         keys = tl.where(e < E, keys, -9223372036854775808)
     return keys
 
 
 @jit
-def take_best(keys):
-    """Return (the first expert of those left, for each warp, the keys without it)."""
+def _best_key(keys):
+    """Return (the greatest key, for each warp, the keys without it)."""
     best = tl.max(keys, 1)
     if keys.dtype.primitive_bitwidth == 32:
         left = tl.where(keys == best[:, None], -2147483648, keys)
     else:
         left = tl.where(keys == best[:, None], -9223372036854775808, keys)
-    return 65535 - (best & 65535).to(tl.int32), left
+    return best, left
+
+
+@jit
+def _expert(key):
+    return 65535 - (key & 65535).to(tl.int32)
+
+
+@jit
+def _logit(key, like):
+    """Return the logit of a key in float32; like: the pointer that it was loaded from."""
+    ordered = key >> 16
+    if key.dtype.primitive_bitwidth == 32:
+        bits = (ordered ^ ((ordered >> 15) & 32767)).to(tl.int16)
+        x = bits.to(like.dtype.element_ty, bitcast=True).to(tl.float32)
+    else:
+        bits = (ordered ^ ((ordered >> 31) & 2147483647)).to(tl.int32)
+        x = bits.to(tl.float32, bitcast=True)
+    return x
+
+
+@jit
+def take_best(keys):
+    """Return (the first expert of those left, for each warp, the keys without it)."""
+    best, left = _best_key(keys)
+    return _expert(best), left
 
 
 @jit
@@ -161,12 +192,22 @@ def _route_kernel(
     wait_for_inputs()
     t = tl.program_id(0).to(tl.int64)
     row_at = logits + t * row
-    j = tl.arange(0, BLOCK_J)
-    chosen = likeliest(row_at, E, TOP, BLOCK_J, BLOCK_E, 1)
-    x = tl.load(row_at + chosen, mask=j < TOP, other=-float("inf")).to(tl.float32)
+    j, gate = tl.arange(0, BLOCK_J), 0.0
+    if OUT > TOP:
+        gate = tl.load(row_at + E).to(tl.float32)
+    # a row that begins anywhere is read number by number; without conditions, of which a thread has
+    # few, all are asked for at once
+    e = tl.arange(0, BLOCK_E)[None, :]
+    keys = _keys(tl.load(row_at + tl.minimum(e, E - 1)), e, E)
+    chosen, x = tl.zeros((BLOCK_J,), tl.int32) + E, tl.zeros((BLOCK_J,), tl.float32) - float("inf")
+    for place in tl.static_range(TOP):
+        best, keys = _best_key(keys)
+        best = tl.max(best, 0)
+        chosen = tl.where(j == place, _expert(best), chosen)
+        x = tl.where(j == place, _logit(best, logits), x)
     powers = tl.exp(x - tl.max(x, 0))
     top = powers / tl.sum(powers, 0)
     if OUT > TOP:
-        top = tl.where(j == TOP, tl.sigmoid(tl.load(row_at + E).to(tl.float32)), top)
+        top = tl.where(j == TOP, tl.sigmoid(gate), top)
     tl.store(weights + t * OUT + j, top.to(weights.dtype.element_ty), mask=j < OUT)
     tl.store(experts + t * OUT + j, chosen.to(tl.int64), mask=j < OUT)

@@ -50,6 +50,7 @@ from runtime.kernels.linear.weight import Fp8Weight, Stored
 from runtime.kernels.moe import rows as moe_rows
 from runtime.kernels.moe.packed import packed_tokens
 from runtime.kernels.moe.packed_row import packed_routed_row
+from runtime.kernels.moe.router import few_logits
 from runtime.kernels.moe.routing import route, route_absorbed
 from runtime.kernels.moe.row import routed_row
 from runtime.kernels.moe.sort import expert_blocks
@@ -221,9 +222,11 @@ def between_steps():
 
 
 def choices():
+    few_logits(some(4, 2048), some(257, 2048))
     route(some(4, 256), 8)
     route_absorbed(some(4, 257), 8)
     expert_blocks(whole(64, 9), 257, 16)
+    expert_blocks(whole(128, 9), 257, 16)
     likeliest(some(4, 248320), 0)
 
 

@@ -124,7 +124,9 @@ CASES = {
     Inputs: inputs,
     CodesProduct: codes_products,
     NormedRow: normed_rows,
-    Router: lambda: itertools.starmap(Router, itertools.product(BOTH, COUNTS, (8, 256, 257, 7))),
+    Router: lambda: itertools.starmap(
+        Router, itertools.product(BOTH, COUNTS, (8, 256, 257, 7), (2048, 4096, 4097))
+    ),
     ChosenExperts: experts,
     OneToken: lambda: itertools.starmap(
         OneToken,
@@ -319,6 +321,8 @@ def gated_before(case):
 
 
 def router_before(case):
+    if case.gpu and 2 <= case.rows <= 8 and case.hidden <= 4096:
+        return "moe.router.few_logits"
     if case.rows < 256 or case.experts % 8 == 0 or not case.gpu:
         return "linear.product.linear"
     return "moe.layer.padded_logits"
