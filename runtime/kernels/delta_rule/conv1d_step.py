@@ -2,7 +2,9 @@
 
 Chosen for: `RULE_STEP` with 256 states or more. within uses its parts with fewer.
 
-Formula, source and the pool of histories: see conv1d; both give the same bits.
+Formula, source and the pool of histories: see conv1d; both give the same bits. A history is read
+once and moves on in registers: four layers of 64 sequences take 1237 us on an H200 (35B-A3B), 1250
+where it is read again to be moved.
 Trap: a step loads histories while the preceding kernels still run: between two steps of one pool
 there must be a kernel that is not launched early.
 
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runtime.kernels.delta_rule.conv1d import CHANNELS, check, rounded_silu, taps
-from runtime.kernels.launch import jit, loaded, power_of_two, tl, use_triton, widened
+from runtime.kernels.launch import jit, loaded, tl, use_triton, widened
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -61,7 +63,6 @@ def conv1d_step(x_BC: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor, slots_B: Ten
         x_BC.stride(0),
         pool_SCJ.stride(0),
         K=num_taps,
-        BJ=power_of_two(num_taps),
         BC=CHANNELS,
         num_warps=4,
         **early(),
@@ -137,7 +138,6 @@ def _step_kernel(
     x_row,
     pool_row,
     K: tl.constexpr,
-    BJ: tl.constexpr,
     BC: tl.constexpr,
 ):
     start_next()
@@ -146,12 +146,12 @@ def _step_kernel(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = c < tl.where(slot >= 0, C, 0)
     history = pool + slot * pool_row
-    weights, _, total = taps_before(weight, history, c, inside, K)
+    weights, inputs, total = taps_before(weight, history, c, inside, K)
     wait_for_inputs()
-    x_at = x + b * x_row + c
-    x_C = tl.load(x_at, mask=inside, other=0.0)
+    x_C = tl.load(x + b * x_row + c, mask=inside, other=0.0)
     tl.store(y + b * C + c, mixed(x_C, total, weights[K - 1], y), mask=c < C)
-    history += c * (K - 1)
-    kept = history_after(x_at, x_row, history, inside, 0, K, BJ)
+    inputs += (x_C.to(tl.float32),)
     tl.debug_barrier()  # another warp may still read what this one overwrites
-    store_history(kept, history, inside, K)
+    for j in tl.static_range(K - 1):
+        kept = inputs[j + 1].to(pool.dtype.element_ty)
+        tl.store(history + c * (K - 1) + j, kept, mask=inside)
