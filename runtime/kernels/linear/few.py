@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Weight
 
-# Measured on an H200, 8 rows: down of 27B 28.0 us in 3 parts, 31 in 2; out of 35B-A3B 4.3 in 8.
+# Measured on an H200, 8 rows: down of 27B 28.0 us in 3 parts, 31 in 2; four layers of 35B-A3B with
+# out in 4 parts 380 us, in 8 387.
 # With the norm, down of 9B 28.2 in 6 parts of early tiles, out 13.1 in 4, 13.0 in 3; 31.2 and 14.8
 # by more whole tiles than are on the GPU at once.
 _PROGRAMS = 480
-_MOST_PARTS = 8
+_MOST_PARTS, _MOST_FP8_PARTS = 8, 4
 # of an early tile
 _FEWEST_STEPS = 4
 # a program for each multiprocessor, at least, where columns are not split
@@ -81,7 +82,8 @@ def few_parts(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
         return product_reference(x_MK, weight)
     stored, (m, k) = Stored.of(weight), x_MK.shape
     n, tile = stored.values.shape[0], tile_of(stored, split=True)
-    wanted = min(_parts(-(-n // tile["BLOCK_N"]), k, tile), _MOST_PARTS)
+    most = _MOST_FP8_PARTS if stored.is_fp8 else _MOST_PARTS
+    wanted = min(_parts(-(-n // tile["BLOCK_N"]), k, tile), most)
     part = -(-k // (wanted * tile["STEP"])) * tile["STEP"]
     sums_PMN = x_MK.new_empty((-(-k // part), m, n), dtype=torch.float32)
     _launch(x_MK, [stored], (sums_PMN,), tile, part)
