@@ -193,7 +193,8 @@ def _mix(
         prefix, pools = prefix + "linear_attn.", group.pools("linear_attention")
         show(prefix, GDN_IN, x)
         projected = linear(x, w.qkvz), linear(x, w.ba)
-        heads = rule_heads(*projected, w, pools, group.context).flatten(1)
+        heads = rule_heads(*projected, w, pools, group.context)
+        assert isinstance(heads, Tensor), "a product scales only rows of decoding"
         show(prefix, ["out_proj"], heads)
     else:
         prefix, pools = prefix + "self_attn.", group.pools("full_attention")

@@ -26,7 +26,7 @@ from runtime.kernels.attention.prefill import attention_prefill
 from runtime.kernels.attention.reference import split_query_gate
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
-from runtime.kernels.cases import Heads, RuleOutput
+from runtime.kernels.cases import SEVERAL, Heads, RuleOutput
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.mixed_step import mixed_step
 from runtime.kernels.delta_rule.rule import Rule
@@ -41,7 +41,8 @@ from runtime.kernels.linear.product import (
     linears,
     takes_codes,
 )
-from runtime.kernels.norm.gated import gated_rmsnorm, gated_rmsnorm_codes
+from runtime.kernels.linear.weight import form_of
+from runtime.kernels.norm.gated import Unscaled, gated_rmsnorm, gated_rmsnorm_codes
 from runtime.kernels.norm.rms import Parts
 from runtime.state import Batch, Pools
 from runtime.weights import Attention, Gdn
@@ -70,23 +71,30 @@ def gdn(
     (qkvz, ba), sizes = linears(x, (w.qkvz, w.ba), codes), context.config.sizes
     output = RuleOutput(context.batch.num_decodes > 0, sizes["DV"], takes_codes(w.out, x))
     if _rule_norm(output) is not gated_rmsnorm_codes:
-        return linear_update(rule_heads(qkvz, ba, w, pools, context).flatten(1), w.out)
+        return linear_update(rule_heads(qkvz, ba, w, pools, context), w.out)
     prompts = rule_prompts(rule_inputs(qkvz, ba, w, context), w, pools, context)
     return codes_linear(gated_rmsnorm_codes(*prompts, w.norm, context.config.eps), w.out, x)
 
 
-def rule_heads(qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context) -> Tensor:
-    """Return the rule's gated output [T, V, v]: decode rows in steps, the rest in chunks."""
-    rule, batch, parts = rule_of(w, context.config), context.batch, []
+def rule_heads(
+    qkvz: Tensor, ba: Tensor, w: Gdn, pools: Pools, context: Context
+) -> Tensor | Unscaled:
+    """Return the rule's gated output [T, V*v]: decode rows in steps, the rest in chunks."""
+    rule, batch = rule_of(w, context.config), context.batch
+    parts: list[Tensor] = []
     inputs = qkv, z, a, b = rule_inputs(qkvz, ba, w, context)
     if batch.num_decodes:
         rows = slice(0, batch.num_decodes)
         at = batch.sources, batch.states[rows]
-        parts.append(mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *pools, *at))
+        form = SEVERAL if batch.num_prefills else form_of(w.out)[0]
+        y = mixed_step(qkv[rows], z[rows], a[rows], b[rows], rule, *pools, *at, form)
+        if isinstance(y, Unscaled):
+            return y
+        parts.append(y)
     if batch.num_prefills:
         prompts = rule_prompts(inputs, w, pools, context)
         parts.append(gated_rmsnorm(*prompts, w.norm, rule.eps))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
 
 def rule_inputs(

@@ -36,6 +36,7 @@ from runtime.kernels.linear.row import added_linear, norm_row_linear
 from runtime.kernels.linear.weight import Weight
 from runtime.kernels.moe.layer import MoeWeights, moe_row, moe_terms
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
+from runtime.kernels.norm.gated import Unscaled
 from runtime.kernels.norm.rms import Parts, add_rmsnorm, rmsnorm
 from runtime.mixers import attention_heads, mix, rule_heads
 from runtime.state import Batch, Pools
@@ -173,14 +174,14 @@ def layer_of_few_rows(
     eps, mixer = context.config.eps, layer.mixer
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
-        mixed = rule_heads(qkvz, ba, mixer, pools, context).flatten(1)
+        mixed: Tensor | Unscaled = rule_heads(qkvz, ba, mixer, pools, context)
     else:
         (qkv,) = norm_row_linear(x, layer.input_norm, eps, mixer.qkv)
         mixed = attention_heads(qkv, mixer, pools, context)
     return row_after(x, mixed, layer, context.config), None
 
 
-def row_after(x: Tensor, mixed: Tensor, layer: Layer, config: Config) -> Tensor:
+def row_after(x: Tensor, mixed: Tensor | Unscaled, layer: Layer, config: Config) -> Tensor:
     """Return a row, or a few, after a layer whose mixer has made `mixed` of them."""
     x, weights = added_linear(mixed, layer.mixer.out, x), layer.feed_forward
     if isinstance(weights, MoeWeights):

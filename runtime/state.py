@@ -150,7 +150,7 @@ class Batch:
     slots, states   [D+N] for each of D decode rows, then each of N prefilled sequences; a row
                     leaves the state after its token in its own
     sources         [D/each] the state that a sequence's first row continues: its own, if it has
-                    but one, or any of its rows'
+                    but one, or one that is none of its rows'
     cu_seqlens      [N+1] bounds of the prefills, from 0, counted after the decode rows
     starts          [N] position of the first token of each prefill
     lengths         [D] tokens of each decode row's sequence, its own included
@@ -174,7 +174,7 @@ class Batch:
     ) -> Batch:
         """Return the batch; everything reaches the device in one copy.
 
-        decodes  `each` rows of a sequence, then those of the next; it continues the first's state
+        decodes  `each` rows of a sequence, then those of the next; several continue their slot's
         """
         parts = _parts(decodes, prefills, each)
         packed = torch.empty(sum(map(len, parts)), dtype=torch.int64, device=device)
@@ -205,7 +205,7 @@ def _parts(decodes: Sequence[Span], prefills: Sequence[Span], each: int) -> list
         [span.slot for span in spans for _ in span.ids],
         [span.slot for span in spans],
         [span.state for span in spans],
-        [span.state for span in decodes[::each]],
+        [span.state if each == 1 else span.slot for span in decodes[::each]],
         [0, *accumulate(len(span.ids) for span in prefills)],
         [span.start for span in prefills],
         [span.start + 1 for span in decodes],

@@ -172,14 +172,22 @@ class Step(NamedTuple):
     """The delta rule for the next tokens of each sequence.
 
     states  rows times value heads
+    rows    of all sequences
     each    tokens of a sequence
     group   value heads of a key head
+    head    size of a value head
+    k       columns of the product after it
+    form    of its weight; SEVERAL where others take the output
     """
 
     gpu: bool
     states: int
+    rows: int
     each: int
     group: int
+    head: int
+    k: int
+    form: str
 
 
 class RuleOutput(NamedTuple):

@@ -141,6 +141,17 @@ WHOLE_HEADS = When(
     f"{FEW_HEADS} states or fewer, a key head for each, one token of a sequence",
     lambda case: case.group == case.each == 1 and case.states <= FEW_HEADS,
 )
+LEFT_UNSCALED = When(
+    f"several tokens of a sequence, {FEW_TOKENS} rows or fewer, heads of {GROUP}, then a float "
+    f"weight of {NARROW_ROW} columns or fewer",
+    lambda case: (
+        case.each > 1
+        and case.rows <= FEW_TOKENS
+        and case.head == GROUP
+        and case.k <= NARROW_ROW
+        and case.form == FLOAT
+    ),
+)
 CODES_ONLY = When(
     "prompts only, heads of 128, codes taken",
     lambda case: not case.decodes and case.head == GROUP and case.takes_codes,

@@ -5,8 +5,9 @@
     drafts'   = MTP(hidden states, tokens)[accepted], and k - 1 times MTP of what it made itself
     last'     = tokens[accepted]                      1 + accepted tokens are new
 
-Every row leaves the state after its token in a place of its own: the next step continues from that
-of the last right one, and nothing is copied or computed again. A draft is accepted if it is the
+Every row leaves the state after its token in a place of its own, which is not that of the state
+before: the next step continues from that of the last right one, and nothing is copied or computed
+again. A draft is accepted if it is the
 very token that would have been chosen, so the tokens are the same, sampled ones too.
 
 Source: Leviathan et al. 2023, with drafts of the model's own head.
@@ -41,7 +42,7 @@ class Speculation:
     step runs, and that step may turn out to be one too many: it has room of its own.
 
     drafts             how many a step tries
-    tried              the batch of last token and drafts; row n leaves its state in state n
+    tried              the batch of last token and drafts
     following          the same rows in the MTP head, with the tokens that follow them
     turns              angles of the rows that are tried next
     head               what drafts are chosen from
@@ -66,7 +67,7 @@ class Speculation:
         self.model, self.request, self.drafts, self.chunk = model, request, drafts, chunk
         self.sampled = not request.sampling.greedy
         # the step that is one too many may begin where all drafts of the one before were right
-        room = Room(1, request.longest + 3 * drafts - 1, spares=drafts, mtp_layers=1)
+        room = Room(1, request.longest + 3 * drafts - 1, spares=drafts + 1, mtp_layers=1)
         self.state = State.allocate(model.config, room, device=model.device, dtype=model.dtype)
         self.pools, self.mtp_pools = self.state.pools(), self.state.mtp_pools()
         self.sampler = Sampler.allocate(1, room.max_len, model.device)
@@ -97,7 +98,7 @@ class Speculation:
 
     def _rows(self, start: int) -> list[Span]:
         """Return the rows of a step: one at `start` and the drafts after it."""
-        return [Span([0], start + row, 0, row) for row in range(self.drafts + 1)]
+        return [Span([0], start + row, 0, row + 1) for row in range(self.drafts + 1)]
 
     def _angles(self) -> tuple[Tensor, Tensor]:
         """Return (cos, sin) of the rows that are tried."""

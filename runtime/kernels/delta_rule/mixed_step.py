@@ -10,7 +10,8 @@ which it norms.
 
 A sequence may have several tokens, drafted ones. They pass one after another through a state that
 stays in registers, and each leaves state and history in a slot of its own: whichever of them turns
-out to be the last right one, the next step continues from its slot, and nothing is copied.
+out to be the last right one, the next step continues from its slot, and nothing is copied. What it
+continued from is none of these slots: some programs may still read it when others have written.
 
 Source, traps and rounding: see conv1d, rule, step and norm.gated.
 
@@ -24,17 +25,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.cases import Step
+from runtime.kernels.cases import SEVERAL, Step
 from runtime.kernels.delta_rule.conv1d import taps
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
 from runtime.kernels.delta_rule.head import rows_each
 from runtime.kernels.delta_rule.rule import heads_first, recurrence
+from runtime.kernels.delta_rule.several import several_unscaled
 from runtime.kernels.delta_rule.states import gated_delta_step
 from runtime.kernels.delta_rule.whole import whole_heads
 from runtime.kernels.delta_rule.within import convolved_within
 from runtime.kernels.dispatch import RULE_STEP
 from runtime.kernels.launch import use_triton, widen
-from runtime.kernels.norm.gated import Gate, gated_rmsnorm_reference
+from runtime.kernels.norm.gated import Gate, Unscaled, gated_rmsnorm_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,26 +85,36 @@ def mixed_step(
     state_pool: Tensor,
     sources_B: Tensor,
     slots_D: Tensor,
-) -> Tensor:
+    form: str = SEVERAL,
+) -> Tensor | Unscaled:
     """Return the normed and gated output [D, V, v] for the next tokens of each sequence.
+
+    It may be left unscaled for a product, whose weight's form is given.
 
     qkv_DC, z_DVv, a_DV, b_DV  model dtype, rows of one or two products; contiguous but for rows
     conv_pool                  [S, C, K-1], state_pool [S, V, k, v]: each slot contiguous, in place
     sources_B                  the slot that each sequence continues; negative: padding, zeros out
     slots_D                    where each row leaves what it comes to, D/B of them for a sequence;
-                               no slot twice, but a sequence's source may be any of its own, and is
-                               its slot if that is but one; negative for padding: nothing written
+                               no slot twice; a sequence's source is its slot if that is but one,
+                               else none of its own; negative for padding: nothing written
+    form                       of the weight of the product after; SEVERAL: the output is needed
     """
     step = _step(
         Step(
             use_triton(qkv_DC),
             slots_D.numel() * rule.values[0],
+            slots_D.numel(),
             rows_each(sources_B, slots_D),
             rule.values[0] // rule.keys[0],
+            rule.values[1],
+            rule.values[0] * rule.values[1],
+            form,
         )
     )
-    y_DVv: Tensor = step(qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool, sources_B, slots_D)
-    return y_DVv
+    y: Tensor | Unscaled = step(
+        qkv_DC, z_DVv, a_DV, b_DV, rule, conv_pool, state_pool, sources_B, slots_D
+    )
+    return y
 
 
 def convolved_before(
@@ -123,4 +135,6 @@ def convolved_before(
     return gated_delta_step(*rule.split(qkv), *gates, state_pool, slots_B, gate)
 
 
-_step = RULE_STEP.bind(mixed_step_reference, whole_heads, convolved_within, convolved_before)
+_step = RULE_STEP.bind(
+    mixed_step_reference, whole_heads, several_unscaled, convolved_within, convolved_before
+)

@@ -70,7 +70,9 @@ def settle_reference(
     angle_Dr = rows.positions[:, None].float() * turns.frequency_r
     turns.cos.copy_(angle_Dr.cos() * turns.factor)
     turns.sin.copy_(angle_Dr.sin() * turns.factor)
-    sources_B.copy_(states_D.view_as(tokens).gather(1, right)[:, 0])
+    states, free = states_D.view_as(tokens), sources_B.clone()[:, None]
+    sources_B.copy_(states.gather(1, right)[:, 0])
+    states.scatter_(1, right, free)
     last = right[:, 0] + torch.arange(len(right), device=right.device) * tokens.shape[1]
     return tokens.masked_fill(place > right, -1).flatten(), last
 
@@ -87,8 +89,9 @@ def settle(
 
     tokens_D   [D] int64, chosen after each row; below 0 if there is none
     rows       the rows: moved on in place to those of the next step, whose drafts are still to come
-    states_D   [D] int64, where each row has left its state
-    sources_B  [B] int64, filled with that of the last right row
+    states_D   [D] int64, where each row has left its state, and that of the next step will
+    sources_B  [B] int64, the state before the rows, replaced by that of the last right row; it is
+               free then, and takes the place of that in states_D
     following  filled with the tokens, as ids that can be embedded, and the places of the old rows
     turns      filled with the angles of the next step's rows
 
@@ -161,8 +164,10 @@ def _settle_kernel(
     tl.store(next_lengths + row, position + 1, mask=inside)
     tl.store(new + row, tl.where(i <= right, token, -1), mask=inside)
     tl.store(last + n, n * EACH + right)
-    tl.store(sources + n, tl.load(states + n * EACH + right))
-    tl.debug_barrier()  # ids are read above
+    before, after = tl.load(sources + n), tl.load(states + n * EACH + right)
+    tl.debug_barrier()  # ids, sources and states are read above
+    tl.store(sources + n, after)
+    tl.store(states + n * EACH + right, before)
     tl.store(ids + row - i, tl.maximum(token, 0), mask=here & inside)
     tl.store(positions + row, position + right + 1, mask=inside)
     tl.store(lengths + row, position + right + 2, mask=inside)

@@ -14,7 +14,7 @@ Shape letters: M rows of x, N outputs, K inputs, P parts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from runtime.kernels.encode.rows import Codes
     from runtime.kernels.linear.weight import Weight
+    from runtime.kernels.norm.gated import Unscaled
 
 # Measured on an H200, 8 rows: down of 27B 28.0 us in 3 parts, 31 in 2; four layers of 35B-A3B with
 # out in 4 parts 380 us, in 8 387.
@@ -49,6 +50,8 @@ _MOST_PARTS, _MOST_FP8_PARTS = 8, 4
 _FEWEST_STEPS = 4
 # a program for each multiprocessor, at least, where columns are not split
 _FEWEST_PROGRAMS = 128
+Norm = dict[str, Any]
+_NO_NORM: Norm = {"squares": None, "eps": 0.0, "HEAD": 1, "PARTS": 1}
 _NO_TILE = {"STEP2": 1, "BLOCK_K2": 1, "EVEN2": 1}
 
 
@@ -80,13 +83,29 @@ def few_parts(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
     """Return x @ weight.T [M, N] as parts of its sums."""
     if not use_triton(x_MK):
         return product_reference(x_MK, weight)
+    return _parts(x_MK, weight)
+
+
+def few_heads(x: Unscaled, weight: Tensor) -> Parts:
+    """Return x @ weight.T [M, N] as parts of its sums, for a small weight of floats.
+
+    x  M at most 8; heads hold whole slices of a step's columns
+    """
+    tile = tile_of(Stored.of(weight))
+    assert tile["SLICES"] > 1, "only sliced tiles scale x"
+    assert x.d % tile["BLOCK_K"] == 0, "a slice lies within a head"
+    norm = {"squares": x.squares, "eps": x.eps, "HEAD": x.d, "PARTS": x.squares.shape[2]}
+    return _parts(x.y, weight, norm)
+
+
+def _parts(x_MK: Tensor, weight: Weight, norm: Norm = _NO_NORM) -> Parts:
     stored, (m, k) = Stored.of(weight), x_MK.shape
     n, tile = stored.values.shape[0], tile_of(stored, split=True)
     most = _MOST_FP8_PARTS if stored.is_fp8 else _MOST_PARTS
     wanted = min(_parts(-(-n // tile["BLOCK_N"]), k, tile), most)
     part = -(-k // (wanted * tile["STEP"])) * tile["STEP"]
     sums_PMN = x_MK.new_empty((-(-k // part), m, n), dtype=torch.float32)
-    _launch(x_MK, [stored], (sums_PMN,), tile, part)
+    _launch(x_MK, [stored], (sums_PMN,), tile, part, norm)
     return Parts(sums_PMN)
 
 
@@ -103,6 +122,7 @@ def _launch(
     outputs: tuple[Tensor, ...],
     tile: dict[str, int],
     part: int,
+    norm: Norm = _NO_NORM,
 ) -> None:
     """Fill the outputs, [M, N] or [P, M, N] with `part` columns in each part."""
     (first, *more), (m, k) = weights, check_rows(x_MK, ROWS_OF_X, *weights)
@@ -132,6 +152,7 @@ def _launch(
         ROWS2=SHORT_ROWS,
         **tile,
         **of_second,
+        **norm,
         **early(),
     )
 
@@ -167,6 +188,8 @@ def _few_kernel(
     N2,
     scale_row2,
     scale_col2,
+    squares,
+    eps,
     EDGE: tl.constexpr,
     EDGE2: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -182,6 +205,8 @@ def _few_kernel(
     STEP2: tl.constexpr,
     BLOCK_K2: tl.constexpr,
     EVEN2: tl.constexpr,
+    HEAD: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Take a tile of the second weight, whose programs come first, or one of the first weight."""
     start_next()
@@ -212,6 +237,10 @@ def _few_kernel(
             ASKED,
             EARLY,
             EVEN,
+            squares,
+            eps,
+            HEAD,
+            PARTS,
         )
         store_rows(y + tl.program_id(1).to(tl.int64) * M * N, sums, n, M, N)
     else:

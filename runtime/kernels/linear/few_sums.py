@@ -154,8 +154,16 @@ def sliced_sums(
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
     EVEN: tl.constexpr,
+    squares,
+    eps,
+    HEAD: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Wait, and return `whole_sums`, each warp having a slice of the columns."""
+    """Wait, and return `whole_sums`, each warp having a slice of the columns.
+
+    squares  None, or of x the parts of the sum of squares of each head, which it is normed by
+    HEAD     columns of a head: whole slices
+    """
     s = tl.arange(0, SLICES) * BLOCK_K
     k = s[:, None] + tl.arange(0, BLOCK_K)[None, :]
     w_at, x_at = w_rows[None, :, None] + k[:, None, :], x_rows[None, None, :] + k[:, :, None]
@@ -170,18 +178,34 @@ def sliced_sums(
             kept = left[:, None, :]
             w = tl.load(w_at + start, mask=kept, other=0.0, eviction_policy="evict_first")
         x_sKM = tl.zeros((SLICES, BLOCK_K, BLOCK_M), x_rows.dtype.element_ty)
+        root_sM = tl.zeros((SLICES, BLOCK_M), tl.float32)
         if start < K:
             if start == first:
                 wait_for_inputs()
             x_sKM = tl.load(x_at + start, mask=inside, other=0.0)
+            if squares is not None:
+                root_sM = _roots(squares, used, start + s, K, eps, HEAD, PARTS, BLOCK_M)
         w = _converted(w, x_sKM)
         if EDGE > 1:
             group = tl.minimum(start + s, last - 1) // 128
             s_sN = tl.load(s_rows[None, :] + (group * scale_col)[:, None]).to(tl.float32)
             total += tl.dot(w, operand(x_sKM), input_precision="ieee") * s_sN[:, :, None]
+        elif squares is not None:
+            total += tl.dot(w, operand(x_sKM), input_precision="ieee") * root_sM[:, None, :]
         else:
             total = _added(total, tl.dot(w, operand(x_sKM), input_precision="ieee"))
     return tl.sum(total, 0)
+
+
+@jit
+def _roots(squares, used, k, K, eps, HEAD: tl.constexpr, PARTS: tl.constexpr, M: tl.constexpr):
+    """Return rsqrt(mean square + eps) of the heads [S, M] that hold the columns k [S] of x."""
+    head = tl.arange(0, M)[None, :] * (K // HEAD) + k[:, None] // HEAD
+    inside = used[None, :] & (k < K)[:, None]
+    total = tl.zeros(inside.shape, tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(squares + head * PARTS + part, mask=inside, other=0.0)
+    return tl.rsqrt(total / HEAD + eps)
 
 
 @jit

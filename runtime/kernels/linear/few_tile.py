@@ -111,11 +111,16 @@ def tile_sums(
     ASKED: tl.constexpr,
     EARLY: tl.constexpr,
     EVEN: tl.constexpr,
+    squares=None,
+    eps=0.0,
+    HEAD: tl.constexpr = 1,
+    PARTS: tl.constexpr = 1,
 ):
     """Wait, and return the products [BLOCK_N, BLOCK_M] of rows n of the weight with those of x.
 
     first, last  the columns: `first` begins a block of scales
     EVEN         the columns come in whole steps
+    squares      only of a sliced tile: see `sliced_sums`
     """
     w_rows = weight + n.to(tl.int64) * K
     x_rows, used = x + tl.arange(0, BLOCK_M) * x_row, tl.arange(0, BLOCK_M) < M
@@ -171,6 +176,10 @@ def tile_sums(
             SLICES,
             STAGES,
             EVEN,
+            squares,
+            eps,
+            HEAD,
+            PARTS,
         )
     if EDGE == 1:
         sums *= tl.load(s_rows).to(tl.float32)[:, None]

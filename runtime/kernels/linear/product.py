@@ -41,7 +41,7 @@ from runtime.kernels.encode.rows import (
     quantize_rows_reference,
 )
 from runtime.kernels.launch import capability, gluon_runs, use_triton
-from runtime.kernels.linear.few import few_linear, few_parts, few_products
+from runtime.kernels.linear.few import few_heads, few_linear, few_parts, few_products
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_roles import nvfp4_parts, nvfp4_rows
 from runtime.kernels.linear.packed_rows import packed_row
@@ -67,6 +67,7 @@ from runtime.kernels.linear.weight import (
     product_reference,
     scale_edge,
 )
+from runtime.kernels.norm.gated import Unscaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,8 +166,14 @@ def each_linear(x_MK: Tensor, *weights: Weight, codes: Codes | Lined | None) -> 
     return tuple(linear(x_MK, weight, codes) for weight in reversed(weights))[::-1]
 
 
-def linear_update(x_MK: Tensor, weight: Weight) -> Tensor | Parts:
-    """Return `linear` of rows x, or parts of it where the norm after it adds them."""
+def linear_update(x_MK: Tensor | Unscaled, weight: Weight) -> Tensor | Parts:
+    """Return `linear` of rows x, or parts of it where the norm after it adds them.
+
+    x_MK  unscaled only before a small weight of floats, and in 8 rows or fewer
+    """
+    if isinstance(x_MK, Unscaled):
+        assert isinstance(weight, Tensor), "only a product with floats scales x"
+        return few_heads(x_MK, weight)
     y: Tensor | Parts = _update(_case(x_MK, weight))(x_MK, weight)
     return y
 

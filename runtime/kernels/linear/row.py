@@ -22,9 +22,8 @@ Shape letters: M rows of x, N outputs, K inputs, H hidden size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from runtime.kernels.cases import Added, NormedRow
 from runtime.kernels.conditions import A_FEW_ROWS, LARGE_WEIGHT
@@ -32,6 +31,7 @@ from runtime.kernels.dispatch import ROW_ADDED, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed_rows import packed_row
 from runtime.kernels.linear.packed_strips import packed_strip, packed_strips
+from runtime.kernels.linear.row_heads import row_heads
 from runtime.kernels.linear.row_parts import normed
 from runtime.kernels.linear.row_strips import strips
 from runtime.kernels.linear.row_tile import row_tile
@@ -44,11 +44,9 @@ from runtime.kernels.linear.weight import (
     product_reference,
     stored_bytes,
 )
+from runtime.kernels.norm.gated import Unscaled
 from runtime.kernels.norm.rms import rmsnorm, rmsnorm_reference
 from runtime.kernels.overlap import early, start_next
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Measured on an H100. Where K is short the norm is most of a program's work: it takes more rows.
 _FEWEST_PROGRAMS = 128
@@ -120,8 +118,14 @@ def packed_normed(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
     return tuple(added_linear(normed_1H, weight) for weight in weights)
 
 
-def added_linear(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None = None) -> Tensor:
-    """Return `row_linear`, whatever the weight is stored in."""
+def added_linear(
+    x_MK: Tensor | Unscaled, weight: Weight, residual_MN: Tensor | None = None
+) -> Tensor:
+    """Return `row_linear`, whatever the weight is stored in; of floats if x is unscaled."""
+    if isinstance(x_MK, Unscaled):
+        assert isinstance(weight, Tensor), "only a product with floats scales x"
+        assert residual_MN is not None, "what is scaled so goes into the residual stream"
+        return row_heads(x_MK, weight, residual_MN)
     case = Added(use_triton(x_MK), form_of(weight)[0], weight.shape[1], stored_bytes(weight))
     y_MN: Tensor = _added(case)(x_MK, weight, residual_MN)
     return y_MN

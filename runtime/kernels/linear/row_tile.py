@@ -25,7 +25,7 @@ from runtime.kernels.overlap import wait_for_inputs
 
 
 @jit
-def _before(residual, n, N, ROWS: tl.constexpr):
+def residuals(residual, n, N, ROWS: tl.constexpr):
     """Return the residuals of each row, or zeros if there are none."""
     before = ()
     for row in tl.static_range(ROWS):
@@ -37,7 +37,7 @@ def _before(residual, n, N, ROWS: tl.constexpr):
 
 
 @jit
-def _store_rows(y, ys, before, residual, n, N, ROWS: tl.constexpr):
+def store_rows(y, ys, before, residual, n, N, ROWS: tl.constexpr):
     """Write the sums of each row, rounded, then added to its residuals if there are any."""
     for row in tl.static_range(ROWS):
         y_N = ys[row].to(y.dtype.element_ty)
@@ -79,7 +79,7 @@ def row_sums(
     s_N = row_scales(scale, first, N, EDGE, BLOCK_N)
     wait_for_inputs()
     x0, x1 = x_rows(x, 0, K, ROWS, BLOCK_K), x_rows(x, BLOCK_K, K, ROWS, BLOCK_K)
-    before, roots = _before(residual, n, N, ROWS), ()
+    before, roots = residuals(residual, n, N, ROWS), ()
     if norm is not None:
         roots = root_means(x, K, eps, ROWS, WIDTH)
     x0, x1 = normed_rows(x0, n0, roots, x, norm, ROWS), normed_rows(x1, n1, roots, x, norm, ROWS)
@@ -143,4 +143,4 @@ def row_tile(
         STAGES,
     )
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    _store_rows(y, ys, before, residual, n, N, ROWS)
+    store_rows(y, ys, before, residual, n, N, ROWS)

@@ -41,6 +41,28 @@ class Gate(NamedTuple):
     eps: float
 
 
+class Unscaled(NamedTuple):
+    """Rows [T, V*d] whose heads are still to be scaled by their norm: gated, but not rounded twice.
+
+        x = y * rsqrt(sum(squares) / d + eps)         of each head;  y = cast(o * w * silu(z))
+
+    y        [T, V*d], contiguous
+    squares  [T, V, P] float32, contiguous: parts of the sum of o^2
+    """
+
+    y: Tensor
+    squares: Tensor
+    d: int
+    eps: float
+
+
+def scaled_reference(x: Unscaled) -> Tensor:
+    """Return the rows [T, V*d] scaled, in float32 or wider: x as the product after it has it."""
+    root_TV1 = torch.rsqrt(x.squares.sum(-1, keepdim=True) / x.d + x.eps)
+    y_TVd = widen(x.y).view(*x.squares.shape[:2], x.d)
+    return (y_TVd * root_TV1).flatten(1)
+
+
 def gated_rmsnorm_reference(o_TVd: Tensor, z_TVd: Tensor, weight_d: Tensor, eps: float) -> Tensor:
     """Say what `gated_rmsnorm` computes, in plain torch."""
     o = widen(o_TVd)

@@ -18,7 +18,7 @@ from runtime.kernels.attention.prefill import launch_prefill
 from runtime.kernels.attention.rope import rope_cos_sin
 from runtime.kernels.attention.step import attention_step
 from runtime.kernels.attention.write import norm_rope_write
-from runtime.kernels.delta_rule import prefill, within
+from runtime.kernels.delta_rule import prefill, several, within
 from runtime.kernels.delta_rule import whole as whole_rule
 from runtime.kernels.delta_rule.conv1d import conv1d_prefill
 from runtime.kernels.delta_rule.conv1d_step import conv1d_step
@@ -41,6 +41,7 @@ from runtime.kernels.linear import (
     roles_gated,
     row,
     row_gated,
+    row_heads,
     rows,
     rows_gated,
 )
@@ -112,6 +113,22 @@ def delta_rule(rows, sequences):
     gate = gated.Gate(z, rule.norm_v, 1e-6)
     for each in (None, gate):
         launch_step(*rule.split(qkv), a, a, head, head, pools[1], at[1], each)
+
+
+def several_tokens(rows, heads):
+    channels, head = (32 + heads) * 128, some(heads)
+    qkv, z, a = some(rows, channels), some(rows, heads, 128), some(rows, heads)
+    rule = Rule(some(channels, 1, 4), head, head, some(128), (16, 128), (heads, 128), 1e-6)
+    pools = some(16, channels, 3), some(16, heads, 128, 128, dtype=torch.float32)
+    several.several_unscaled(qkv, z, a, a, rule, *pools, whole(1), whole(rows))
+
+
+def unscaled(rows, hidden=1024):
+    squares = some(rows, 16, 8, dtype=torch.float32)
+    x = gated.Unscaled(some(rows, 2048), squares, 128, 1e-6)
+    if rows <= 2:
+        row_heads.row_heads(x, some(hidden, 2048), some(rows, hidden))
+    few.few_heads(x, some(hidden, 2048))
 
 
 def whole_heads(rows, sequences):
@@ -261,6 +278,10 @@ def cases():
     delta_rule(16, 16)
     whole_heads(2, 2)
     whole_heads(8, 8)
+    for tokens in (2, 4):
+        several_tokens(tokens, 16)
+        several_tokens(tokens, 32)
+        unscaled(tokens)
     prompt()
     prompt(8192)
     long_prompt()

@@ -137,7 +137,17 @@ CASES = {
     Gated: gated,
     Added: lambda: itertools.starmap(Added, normed_rows()),
     Step: lambda: itertools.starmap(
-        Step, itertools.product(BOTH, (16, 32, 33, 48, 255, 256, 384, 3072), (1, 4), (1, 3))
+        Step,
+        itertools.product(
+            BOTH,
+            (16, 32, 33, 48, 255, 256, 384, 3072),
+            (8, 9),
+            (1, 4),
+            (1, 3),
+            (64, 128),
+            (2048, 2049),
+            (FLOAT, FP8_BLOCK, SEVERAL),
+        ),
     ),
     RuleOutput: lambda: itertools.starmap(RuleOutput, itertools.product(BOTH, (64, 128), BOTH)),
     Draw: lambda: itertools.starmap(Draw, itertools.product(BOTH, (torch.bfloat16, torch.float32))),
@@ -355,6 +365,9 @@ def one_token_before(case):
 def rule_step_before(case):
     if not case.gpu:
         return "delta_rule.mixed_step.mixed_step_reference"
+    unscaled = case.each > 1 and case.rows <= 8 and case.form == FLOAT
+    if unscaled and case.head == 128 and case.k <= 2048:
+        return "delta_rule.several.several_unscaled"
     if case.group == case.each == 1 and case.states <= 128:
         return "delta_rule.whole.whole_heads"
     if case.each > 1 or case.states < 256:

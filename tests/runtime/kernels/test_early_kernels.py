@@ -38,6 +38,9 @@ BEFORE = {
     "delta_rule.halves._halves_kernel": "start_next",
     "delta_rule.halves._join_kernel": "start_next",
     "delta_rule.prefill._scan_kernel": "start_next",
+    "delta_rule.several._several_kernel": (
+        "A_log conv_pool dt_bias filters norm pool slots sources start_next"
+    ),
     "delta_rule.solve._solve_kernel": "start_next",
     "delta_rule.step._step_kernel": "A_log dt_bias pool slots start_next",
     "delta_rule.whole._heads_kernel": (
@@ -65,6 +68,7 @@ BEFORE = {
     "linear.roles_gated.kernel": "start_next",
     "linear.row._rows_kernel": "norm scale start_next weight weight2",
     "linear.row_gated._gated_kernel": "gate_up norm scale start_next",
+    "linear.row_heads._heads_kernel": "start_next weight",
     "linear.row_strips._strips_kernel": "norm scale scale2 start_next weight weight2",
     "linear.rows._rows_kernel": "start_next",
     "linear.rows_gated._gated_kernel": "start_next",

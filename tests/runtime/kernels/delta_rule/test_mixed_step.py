@@ -5,6 +5,8 @@ import torch
 
 from runtime.kernels.delta_rule.mixed_step import mixed_step, mixed_step_reference
 from runtime.kernels.delta_rule.rule import Rule
+from runtime.kernels.delta_rule.several import several_unscaled
+from runtime.kernels.norm.gated import scaled_reference
 
 # A dozen roundings, in a norm of a small output.
 FLOAT32 = 2**-16
@@ -92,3 +94,24 @@ def test_each_token_of_a_sequence_leaves_its_state_in_a_slot_of_its_own(
             for pool, expected in zip(got, kept, strict=True):
                 assert ((pool[slot] - expected).norm() / expected.norm()).item() < FLOAT32
     assert all(torch.equal(pool[-1], old[-1]) for pool, old in zip(got, before, strict=True))
+
+
+@pytest.mark.parametrize(("keys", "each"), [(2, 2), (6, 5)])
+def test_heads_are_left_to_be_scaled(keys, each, interpreter):
+    """Their scales are the roots of the norm; a source is none of the slots, and stays."""
+    before, rows = pools(keys, 3 * each + 2), inputs(3 * each, keys)
+    got = [pool.clone() for pool in before]
+    slots = torch.tensor([*range(each), *[-1] * each, *range(each, 2 * each)])
+    sources = torch.tensor([2 * each, -1, 2 * each + 1])
+    unscaled = several_unscaled(*rows, rule(keys), *got, sources, slots)
+    y = scaled_reference(unscaled).view(3 * each, *VALUES)
+    assert not y[each : 2 * each].any()
+    for n in (0, 2):
+        own = slice(n * each, (n + 1) * each)
+        wanted, left = one_by_one([x[own] for x in rows], before, sources[n], keys)
+        assert ((y[own] - wanted).norm() / wanted.norm()).item() < FLOAT32
+        for slot, kept in zip(slots[own], left, strict=True):
+            for pool, expected in zip(got, kept, strict=True):
+                assert ((pool[slot] - expected).norm() / expected.norm()).item() < FLOAT32
+    kept = slice(2 * each, None)
+    assert all(torch.equal(pool[kept], old[kept]) for pool, old in zip(got, before, strict=True))

@@ -88,12 +88,12 @@ def test_the_kernel_settles_what_the_reference_does(case, interpreter):
         )
         states, sources = (
             torch.arange(sequences * each) * 3,
-            torch.zeros(sequences, dtype=torch.int64),
+            torch.arange(sequences) * 3 + 1,
         )
         angles = turns(len(ids))
         returned = function(torch.tensor(tokens), rows, states, sources, after, angles)
         first = rows.ids.view(sequences, each)[:, 0]
-        results.append([*returned, first, *rows[1:], sources, *after, *angles[:2]])
+        results.append([*returned, first, *rows[1:], states, sources, *after, *angles[:2]])
     for got, expected in zip(*results, strict=True):
         assert got.dtype == expected.dtype
         assert (got - expected).abs().max() <= FLOAT32 * got.is_floating_point()
@@ -102,12 +102,14 @@ def test_the_kernel_settles_what_the_reference_does(case, interpreter):
 def test_drafts_count_up_to_the_first_wrong_one():
     """Two sequences: one draft of three right, although the third is too; all of them."""
     rows, after = places([9, 5, 4, 3, 9, 6, 7, 8], [20, 30], 4), places([0] * 8, [0, 0], 4)
-    sources, tokens = torch.tensor([3, 7]), torch.tensor([5, 2, 3, 1, 6, 7, 8, -2])
+    sources, tokens = torch.tensor([8, 9]), torch.tensor([5, 2, 3, 1, 6, 7, 8, -2])
+    states = torch.arange(8)
     angles = turns(8)
-    new, last = settle(tokens, rows, torch.arange(8), sources, after, angles)
+    new, last = settle(tokens, rows, states, sources, after, angles)
     assert new.tolist() == [5, 2, -1, -1, 6, 7, 8, -2]
     assert last.tolist() == [1, 7]
     assert sources.tolist() == [1, 7]
+    assert states.tolist() == [0, 8, 2, 3, 4, 5, 6, 9]
     assert rows.ids[[0, 4]].tolist() == [2, 0]
     assert rows.positions.tolist() == [22, 23, 24, 25, 34, 35, 36, 37]
     assert rows.lengths.tolist() == [23, 24, 25, 26, 35, 36, 37, 38]

@@ -6,9 +6,11 @@ import torch
 from runtime.kernels.linear import few, few_tile
 from runtime.kernels.linear.few import few_linear, few_parts, few_products
 from runtime.kernels.linear.few_gated import few_gated, few_gated_reference
+from runtime.kernels.linear.product import linear_update
 from runtime.kernels.linear.weight import Fp8Weight, Stored, dequant_reference
+from runtime.kernels.norm.gated import scaled_reference
 from runtime.kernels.norm.rms import Parts, add_rmsnorm, add_rmsnorm_reference
-from tests.runtime.kernels.linear.stored import STORED, distance, normal, weight
+from tests.runtime.kernels.linear.stored import STORED, distance, normal, unscaled, weight
 
 # Sums of up to 1100 products in another order: sqrt(1100) * 2^-24.
 FLOAT32 = 2e-6
@@ -60,6 +62,15 @@ def test_parts_are_summed_by_the_norm(m, n, k, stored, interpreter):
     expected = add_rmsnorm_reference(exact(x, w), residual.double(), norm.double(), EPS)
     for got, wanted in zip(add_rmsnorm(parts, residual, norm, EPS), expected, strict=True):
         assert distance(got, wanted) < FLOAT32
+
+
+@pytest.mark.parametrize(("m", "heads"), [(2, 3), (5, 9), (8, 16)])
+def test_heads_are_scaled_before_they_are_summed(m, heads, interpreter):
+    """In less than a step of columns, over the end of one, in whole steps."""
+    x, w = unscaled(m, heads, 64), weight(33, heads * 64, "plain", seed=1)
+    parts = linear_update(x, w)
+    assert isinstance(parts, Parts)
+    assert distance(parts.sums.sum(0), exact(scaled_reference(x), w)) < FLOAT32
 
 
 def test_parts_are_rounded_once_and_then_added(interpreter):

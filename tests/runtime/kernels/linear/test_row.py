@@ -5,6 +5,7 @@ import torch
 
 from runtime.kernels.linear import row
 from runtime.kernels.linear.row import (
+    added_linear,
     norm_row_linear,
     norm_row_linear_reference,
     normed_and_linear,
@@ -12,8 +13,9 @@ from runtime.kernels.linear.row import (
     row_linear_reference,
 )
 from runtime.kernels.linear.row_gated import row_gated, row_gated_reference
+from runtime.kernels.norm.gated import scaled_reference
 from runtime.kernels.norm.rms import rmsnorm_reference
-from tests.runtime.kernels.linear.stored import STORED, distance, normal, weight
+from tests.runtime.kernels.linear.stored import STORED, distance, normal, unscaled, weight
 
 # Sums of up to 2100 products in another order: sqrt(2100) * 2^-24.
 FLOAT32 = 3e-6
@@ -65,6 +67,15 @@ def test_a_few_rows_are_what_each_of_them_is(rows, n, k, stored, interpreter):
     for ours, theirs in zip(got, expected, strict=True):
         assert distance(ours, theirs) < FLOAT32
     assert distance(row_gated(x, w, norm, EPS), row_gated_reference(x, w, norm, EPS)) < FLOAT32
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("heads", "d"), [(6, 24), (5, 8)])
+def test_heads_of_a_few_rows_are_scaled_within_the_product(rows, heads, d, interpreter):
+    """Within two parts of the columns, over their end."""
+    x, w, residual = unscaled(rows, heads, d), weight(13, heads * d, "plain"), normal(rows, 13)
+    expected = residual.double() + scaled_reference(x).double() @ w.double().T
+    assert distance(added_linear(x, w, residual), expected) < FLOAT32
 
 
 @pytest.mark.parametrize("apart", [False, True])
