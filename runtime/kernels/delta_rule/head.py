@@ -1,4 +1,4 @@
-"""One head of the next tokens of a sequence: what programs of whole and within have in common.
+"""One head of the next tokens of a sequence: what programs of whole, within and several share.
 
 Chosen for: never alone.
 

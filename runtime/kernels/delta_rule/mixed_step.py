@@ -4,9 +4,9 @@ Chosen for: `RULE_STEP`, that is all decoding, in two kernels of its own or by t
 
     q, k, v = silu(conv(qkv))        o = rule(q, k, v, a, b)        y = gated_norm(o, z)
 
-With few sequences a kernel costs more than the bytes it moves, so there is one, or two: see whole
-and within. With many sequences conv1d_step runs first, and a program of step has a whole head,
-which it norms.
+With few sequences a kernel costs more than the bytes it moves, so there is one, or two: see whole,
+several and within. With many sequences conv1d_step runs first, and a program of step has a whole
+head, which it norms.
 
 A sequence may have several tokens, drafted ones. They pass one after another through a state that
 stays in registers, and each leaves state and history in a slot of its own: whichever of them turns

@@ -1,6 +1,7 @@
 """The next tokens of sequences through a delta-rule layer, convolved in the kernel of the rule.
 
-Chosen for: `RULE_STEP` with fewer than 256 states, or with several tokens of a sequence.
+Chosen for: `RULE_STEP` with fewer than 256 states, or with several tokens of a sequence, unless
+whole or several serves.
 
 A program has some columns of a head's state. It convolves the inputs of that head itself, for all
 tokens of its sequence, and takes them through its columns one after another, which stay in

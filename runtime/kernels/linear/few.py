@@ -4,6 +4,7 @@ Chosen for: `PRODUCT`, `PRODUCTS` and `UPDATE` of 2 to 8 rows on a GPU, unless p
 
     y[m, n] = sum_k x[m, k] * w[n, k]                   summed in float32, rounded once
     parts      of the sums over K, in float32, which the next norm adds (norm.rms)
+    heads      of x that are still to be scaled by their norm (norm.gated): the sums are, instead
 
 How a program multiplies: see few_tile. Where a weight has few rows its columns are split among
 programs, so that enough of it is on the way. Adding their sums costs no kernel: only what goes into

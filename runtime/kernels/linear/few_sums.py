@@ -16,6 +16,9 @@ sliced  Each warp has all rows and a slice of a step's columns; the slices are a
         Weights are copied ahead, the first steps of them while the preceding kernels still run; x
         is loaded when it is used, which a long loop pays for.
 
+Where heads of x are still to be scaled by the roots of their norm, the sums of a step are scaled,
+as by the scales of FP8.
+
 Traps: the compiler puts the copies of a loop's first steps before the loop. `whole` therefore waits
 before the loop, the others in its first turn, where x must not be copied ahead, for then it would
 be read before the wait. A load under a condition is not, even one that always holds: `sliced`. Wait

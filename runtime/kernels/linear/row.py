@@ -56,10 +56,13 @@ _PLAIN_LITTLE = {"BLOCK_N": 4, "BLOCK_K": 2048, "num_warps": 4, "STAGES": 3}
 # FP8, whose conversion is most of the work: twelve layers of 35B-A3B 762 us, 779 with four warps
 _PLAIN_LITTLE_FP8 = _PLAIN_LITTLE | {"num_warps": 8}
 _NORMED = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
-_NORMED_SHORT = {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
-# Registers of a thread, by rows: with 64 a multiprocessor has four such programs at once, and all
-# programs of 0.8B's largest products are there before x is.
-MOST_REGISTERS = {2: {"maxnreg": 64}}
+# By rows of x: a multiprocessor has four such programs at once, so that all of 0.8B's largest
+# products are there before x is. Those of two rows leave a program of the delta rule its registers,
+# and it loads its state meanwhile: H200, a step with one draft 689 us, with 8 warps of 64 695.
+_NORMED_SHORT = {
+    1: {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3},
+    2: {"BLOCK_N": 16, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 3, "maxnreg": 112},
+}
 
 
 def row_linear_reference(x_MK: Tensor, weight: Weight, residual_MN: Tensor | None) -> Tensor:
@@ -170,8 +173,7 @@ def _plan(weight: Stored, rows: int, *, normed: bool) -> dict[str, int]:
     """Return launch options for one weight: small ones are spread over all multiprocessors."""
     (n, k), little = weight.values.shape, weight.values.nbytes < LARGE_WEIGHT
     if normed:
-        short = _NORMED_SHORT | MOST_REGISTERS.get(rows, {})
-        blocks = row_blocks(_NORMED if k > SHORT else short, k)
+        blocks = row_blocks(_NORMED if k > SHORT else _NORMED_SHORT[rows], k)
     elif little:
         blocks = row_blocks(_PLAIN_LITTLE_FP8 if weight.is_fp8 else _PLAIN_LITTLE, k)
     else:

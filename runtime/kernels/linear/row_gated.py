@@ -21,7 +21,7 @@ from torch.nn.functional import silu
 
 from runtime.kernels.conditions import A_FEW_ROWS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.linear.row import MOST_REGISTERS, SHORT, is_normed_before, row_blocks
+from runtime.kernels.linear.row import SHORT, is_normed_before, row_blocks
 from runtime.kernels.linear.row_parts import (
     add_row_products,
     finished_rows,
@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _GATED = {"BLOCK_N": 4, "BLOCK_K": 1024, "num_warps": 4, "STAGES": 4}
-_GATED_SHORT = {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3}
+# by rows of x: a multiprocessor has four such programs at once
+_GATED_SHORT = {
+    1: {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3},
+    2: {"BLOCK_N": 8, "BLOCK_K": 1024, "num_warps": 8, "STAGES": 3, "maxnreg": 64},
+}
 
 
 def row_gated_reference(
@@ -73,8 +77,7 @@ def row_gated(
     inner = stored.values.shape[0] // 2
     assert stored.values.shape == (2 * inner, hidden), "gate_up must be [2F, H]"
     out_MF = x_MH.new_empty((rows, inner))
-    short = _GATED_SHORT | MOST_REGISTERS.get(rows, {})
-    blocks = row_blocks(_GATED if hidden > SHORT else short, hidden, inner)
+    blocks = row_blocks(_GATED if hidden > SHORT else _GATED_SHORT[rows], hidden, inner)
     _gated_kernel[(-(-inner // blocks["BLOCK_N"]),)](
         x_MH,
         norm_H,

@@ -3,13 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from runtime.kernels.cases import FLOAT
 from runtime.kernels.delta_rule.mixed_step import mixed_step, mixed_step_reference
 from runtime.kernels.delta_rule.rule import Rule
 from runtime.kernels.delta_rule.several import several_unscaled
+from runtime.kernels.linear.product import linear_update
+from runtime.kernels.linear.row import added_linear
 from runtime.kernels.norm.gated import scaled_reference
 
 # A dozen roundings, in a norm of a small output.
 FLOAT32 = 2**-16
+# A few roundings to 8 bits, one after another.
+BFLOAT16 = 2**-7
 VALUES = (6, 24)
 
 
@@ -115,3 +120,32 @@ def test_heads_are_left_to_be_scaled(keys, each, interpreter):
                 assert ((pool[slot] - expected).norm() / expected.norm()).item() < FLOAT32
     kept = slice(2 * each, None)
     assert all(torch.equal(pool[kept], old[kept]) for pool, old in zip(got, before, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("each", [2, 3, 4])
+def test_compiled_heads_are_exact_to_bfloat16(each):
+    """Of 0.8B, with the product after them; in float64 nothing is rounded."""
+    generator = torch.Generator("cuda").manual_seed(each)
+
+    def bf16(*shape):
+        return torch.randn(*shape, device="cuda", generator=generator).bfloat16()
+
+    rows = bf16(each, 6144), bf16(each, 16, 128), bf16(each, 16), bf16(each, 16)
+    gates = bf16(16) / 4, bf16(16)
+    given = Rule(bf16(6144, 1, 4) / 2, *gates, 1 + bf16(128) / 8, (16, 128), (16, 128), 1e-6)
+    histories, states = bf16(each + 1, 6144, 3), bf16(each + 1, 16, 128, 128).float()
+    weight, residual = bf16(1024, 2048) / 45, bf16(each, 1024)
+    at = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.arange(1, each + 1, device="cuda")
+    wide = Rule(*(x.double() for x in given[:4]), *given[4:])
+    exact = histories.double(), states.double()
+    y = mixed_step_reference(*(x.double() for x in rows), wide, *exact, *at).flatten(1)
+    x = mixed_step(*rows, given, histories, states, *at, FLOAT)
+    if each == 2:
+        got, expected = added_linear(x, weight, residual), residual.double()
+    else:
+        got, expected = linear_update(x, weight).sums.sum(0), 0
+    expected = expected + y @ weight.double().T
+    for ours, theirs in ((got, expected), (histories, exact[0]), (states, exact[1])):
+        assert ((ours.double() - theirs).norm() / theirs.norm()).item() < BFLOAT16
