@@ -29,6 +29,7 @@ from runtime.kernels.launch import (
     widen,
 )
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.silu import rounded, sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,8 +140,8 @@ def check(x: Tensor, weight_C1K: Tensor, pool_SCJ: Tensor) -> None:
 @jit
 def rounded_silu(total, y):
     """Return silu of a sum that is first rounded to the dtype of `y`."""
-    x = total.to(y.dtype.element_ty).to(tl.float32)
-    return (x * tl.sigmoid(x)).to(y.dtype.element_ty)
+    x = rounded(total, y)
+    return (x * sigmoid(x)).to(y.dtype.element_ty)
 
 
 @jit

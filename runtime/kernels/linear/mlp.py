@@ -41,11 +41,11 @@ from runtime.kernels.linear.product import (
 from runtime.kernels.linear.roles_gated import roles_gated
 from runtime.kernels.linear.row import added_linear
 from runtime.kernels.linear.row_gated import row_gated
-from runtime.kernels.linear.row_parts import silu_times
 from runtime.kernels.linear.rows_gated import rows_gated
 from runtime.kernels.linear.weight import BLOCK, form_of
 from runtime.kernels.norm.rms import rmsnorm
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.silu import silu_times
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,7 +184,7 @@ def _silu_mul_kernel(gate_up, out, F, BLOCK: tl.constexpr):
     wait_for_inputs()
     gate = tl.load(gate_up + 2 * t * F + i, mask=i < F, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * t + 1) * F + i, mask=i < F, other=0.0).to(tl.float32)
-    tl.store(out + t * F + i, silu_times(gate, up, out).to(out.dtype.element_ty), mask=i < F)
+    tl.store(out + t * F + i, silu_times(gate, up, out), mask=i < F)
 
 
 @jit
@@ -197,8 +197,7 @@ def _silu_mul_quantised_kernel(gate_up, codes, scale, T, F, height, ROWS: tl.con
     wait_for_inputs()
     gate = tl.load(gate_up + 2 * rows * F + f, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * rows + 1) * F + f, mask=inside, other=0.0).to(tl.float32)
-    product = silu_times(gate, up, gate_up)
-    q, s = quantized(product.to(gate_up.dtype.element_ty).to(tl.float32), codes)
+    q, s = quantized(silu_times(gate, up, gate_up).to(tl.float32), codes)
     tl.store(codes + rows * F + f, q, mask=inside)
     tl.store(scale + tl.program_id(0) * height + t, s, mask=t < T)
 

@@ -24,6 +24,7 @@ from runtime.kernels.cases import GROUP
 from runtime.kernels.encode.rows import Codes, quantized
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton, widen
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.silu import sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +150,7 @@ def gated_norm(o, z, w, root, weight, y):
     normed = (o * root).to(y.dtype.element_ty).to(tl.float32)
     # the product keeps the wider of the two dtypes, as in torch
     scaled = (normed * w).to(weight.dtype.element_ty).to(tl.float32)
-    return scaled * (z * tl.sigmoid(z))
+    return scaled * (z * sigmoid(z))
 
 
 @jit

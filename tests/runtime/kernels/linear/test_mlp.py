@@ -109,3 +109,20 @@ def test_a_quantised_feed_forward_costs_what_its_parts_cost(interpreter):
     down = dataclasses.replace(weight(20, 256, stored="block", seed=2), dynamic=True)
     x = normal(21, 140)
     assert distance(mlp(x, gate_up, down), mlp_reference(x, gate_up, down)) < 0.125
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gates_every_bfloat16():
+    """Two roundings of 2^-8 each, one of the other.
+
+    A sigmoid below 2^-126, of a gate below -87.3, may be zero: 89 * 1.5 of these are below 2^-118.
+    """
+    gate = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16).cuda()
+    gate = torch.where(gate.isfinite(), gate, 0.0)
+    up = torch.full_like(gate, 1.5)
+    expected = torch.nn.functional.silu(gate.double()) * 1.5
+    expected = expected.clamp(-torch.finfo(gate.dtype).max, torch.finfo(gate.dtype).max)
+    got = silu_mul(torch.cat([gate, up])[None])[0].double().clamp(expected.min(), expected.max())
+    bound = expected.abs() * (2**-7 + 2**-16) + 2.0**-118
+    assert ((got - expected).abs() <= bound).all()
