@@ -13,6 +13,7 @@ FLOAT, FP8_BLOCK, FP8_CHANNEL = "float", "FP8, block", "FP8, channel"  # how a w
 NVFP4, INT4 = "NVFP4", "INT4"  # of four bits, packed
 SEVERAL = "several"
 GROUP = 128  # columns of FP8 that share a scale, in blocks of a weight and in activations
+PIECE = 1024  # numbers of a row that are normed at once
 
 
 class Rows(NamedTuple):
@@ -127,6 +128,18 @@ class NormedRow(NamedTuple):
     form: str
     k: int
     nbytes: int
+
+
+class AddedRows(NamedTuple):
+    """Rows of k numbers that are added to others and normed.
+
+    parts  they are still to be summed from their parts
+    lined  their norm is lined up for a four-bit product
+    """
+
+    k: int
+    parts: bool
+    lined: bool
 
 
 class Router(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, GROUP, INT4, NVFP4
+from runtime.kernels.cases import FLOAT, FP8_BLOCK, FP8_CHANNEL, GROUP, INT4, NVFP4, PIECE
 from runtime.kernels.choice import When, unless
 from runtime.kernels.waves import fills, fits
 
@@ -97,6 +97,12 @@ GATED_BY_ROLES = When(
         and fills(case.rows, case.n)
         and case.n % (2 * GROUP) == 0
         and case.k % 64 == 0
+    ),
+)
+IN_PIECES = When(
+    f"no parts, whole pieces of {PIECE} numbers, but no power of two",
+    lambda case: (
+        not case.parts and not case.lined and case.k % PIECE == 0 and case.k & (case.k - 1) != 0
     ),
 )
 WIDE = When(

@@ -32,6 +32,7 @@ import sys
 
 from runtime.kernels.cases import (
     Added,
+    AddedRows,
     ChosenExperts,
     CodesProduct,
     Draw,
@@ -69,6 +70,7 @@ from runtime.kernels.conditions import (
     HEADS_BY_ROLES,
     IN_FLOAT,
     IN_FP8,
+    IN_PIECES,
     IN_REGISTERS,
     JOINED,
     LEFT_UNSCALED,
@@ -223,6 +225,12 @@ GATED = Operation("silu(gate) * up", Gated, (
         "after the product; silu_mul_quantised where CODES of down names store_codes"),
 ))  # fmt: skip
 
+ADDED_NORM = Operation("the norm of rows that are added to others", AddedRows, (
+    Row("norm.pieces.add_pieces", (IN_PIECES,),
+        "no thread has nothing: H200, 5120 numbers, 8192 rows 99 for 119, 512 rows 8.2 for 10.1"),
+    Row("norm.rms.add_whole", (unless(IN_PIECES),), "a row, or a power of two, at once"),
+))  # fmt: skip
+
 ROUTER = Operation("logits of the experts", Router, (
     Row("moe.layer.padded_logits", (GPU, MANY, unless(EIGHTS)),
         "cuBLAS is slow for odd rows: 16 for 160, 8192 tokens and 257 rows"),
@@ -318,8 +326,8 @@ DRAW = Operation("tokens drawn from logits", Draw, (
 
 OPERATIONS = (
     LAYER, CODES, PRODUCT, PRODUCTS, UPDATE, CODES_PRODUCT, CODES_UPDATE, ROW_PRODUCTS, ROW_NORM,
-    ROW_ADDED, GATED, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION, PROMPTS,
-    DRAFT_INPUTS, DRAFT, DRAW,
+    ROW_ADDED, GATED, ADDED_NORM, ROUTER, EXPERTS, ONE_TOKEN, RULE_STEP, RULE_OUTPUT, ATTENTION,
+    PROMPTS, DRAFT_INPUTS, DRAFT, DRAW,
 )  # fmt: skip
 
 

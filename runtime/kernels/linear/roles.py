@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.kernels.linear import roles_tile
+from runtime.kernels.linear.roles_tile import kernel
 from runtime.kernels.linear.weight import BLOCK
+from runtime.kernels.overlap import early
 from runtime.kernels.ring import PARTS, TILE, multiprocessors, tiles
 from runtime.kernels.waves import best_width
 
@@ -51,7 +52,7 @@ def roles_linear(
     width = width or best_width(m, n)
     rows, columns, further = -(-m // TILE), -(-n // width), width - TILE
     programs = min(multiprocessors(x.codes.get_device()), rows * columns)
-    roles_tile.kernel[(programs,)](
+    kernel[(programs,)](
         tiles(x.codes),
         x.scale,
         tiles(weight.codes),
@@ -70,5 +71,6 @@ def roles_linear(
         FURTHER=further,
         STAGES=_STAGES[width],
         **_OPTIONS,
+        **early(),
     )
     return y_MN

@@ -27,6 +27,7 @@ from runtime.kernels.ring import (
     release,
     started,
     tile_at,
+    wait_for_inputs,
 )
 
 if HAS_GLUON:
@@ -39,15 +40,24 @@ if HAS_GLUON:
 
 
 @gluon_jit
+def _copy_weights(weights, rings, full, stage, row, further, g, FURTHER: gl.constexpr):
+    """Expect all bulk copies of a stage, and begin those of the weight."""
+    w, further_w = weights
+    w_ring, f_ring = rings
+    here = full.index(stage)
+    mbarrier.expect(here, (256 + FURTHER) * 128)
+    tma.async_copy_global_to_shared(w, [row, g * 128], here, w_ring.index(stage))
+    tma.async_copy_global_to_shared(further_w, [further, g * 128], here, f_ring.index(stage))
+
+
+@gluon_jit
 def _load(
     x,
     x_scale,
-    w,
-    further_w,
+    weights,
     x_ring,
     s_ring,
-    w_ring,
-    f_ring,
+    rings,
     full,
     empty,
     x_group,
@@ -59,19 +69,24 @@ def _load(
     FURTHER: gl.constexpr,
     STAGES: gl.constexpr,
 ):
+    """Copy all that a program multiplies; the first weights are on their way before x is there."""
     line = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    step = 0
+    step, ahead = 0, gl.minimum(G, STAGES)
+    _, column = tile_at(gl.program_id(0), rows, columns, together)
+    for g in range(ahead):
+        further = columns * 128 + column * FURTHER
+        _copy_weights(weights, rings, full, g, column * 128, further, g, FURTHER)
+    wait_for_inputs()
     for number in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
         row, column = tile_at(number, rows, columns, together)
         s_row = x_scale + gl.minimum(row * 128 + line, M - 1)
         further = columns * 128 + column * FURTHER
         for g in range(G):
             stage = emptied(empty, step, STAGES)
-            here, k = full.index(stage), g * 128
-            mbarrier.expect(here, (256 + FURTHER) * 128)
-            tma.async_copy_global_to_shared(x, [row * 128, k], here, x_ring.index(stage))
-            tma.async_copy_global_to_shared(w, [column * 128, k], here, w_ring.index(stage))
-            tma.async_copy_global_to_shared(further_w, [further, k], here, f_ring.index(stage))
+            if step >= ahead:
+                _copy_weights(weights, rings, full, stage, column * 128, further, g, FURTHER)
+            here, at = full.index(stage), [row * 128, g * 128]
+            tma.async_copy_global_to_shared(x, at, here, x_ring.index(stage))
             async_copy.async_copy_global_to_shared(s_ring.index(stage), s_row + g * x_group)
             async_copy.mbarrier_arrive(here, increment_count=False)
             step += 1
@@ -155,6 +170,7 @@ def _multiply(
     STAGES: gl.constexpr,
 ):
     step = 0
+    wait_for_inputs()
     for number in range(gl.program_id(0), rows * columns, gl.num_programs(0)):
         row, column = tile_at(number, rows, columns, together)
         first = row * 128 + 64 * HALF
@@ -211,7 +227,7 @@ def kernel(
             (_multiply, (scale, out, further_out, x_ring, s_ring, w_ring, f_ring, o_chip, f_chip,
                          full, empty, scale_row, N, G, rows, columns, together,
                          FURTHER, 1, STAGES)),
-            (_load, (x, x_scale, w, further_w, x_ring, s_ring, w_ring, f_ring, full, empty,
+            (_load, (x, x_scale, (w, further_w), x_ring, s_ring, (w_ring, f_ring), full, empty,
                      x_group, M, G, rows, columns, together, FURTHER, STAGES)),
         ],
         [4, 4],

@@ -1,6 +1,6 @@
 """RMSNorm of the residual stream, alone or with the residual add fused.
 
-Chosen for: `LAYER` of several rows, and `ROW_NORM` before a wide product.
+Chosen for: `LAYER` of several rows, `ADDED_NORM`, and `ROW_NORM` before a wide product.
 
     rmsnorm        y = x * rsqrt(mean(x^2) + eps) * (1 + w)            one cast to x's dtype
     add_rmsnorm    r = x + residual (rounded to the model dtype),  y = rmsnorm(r)
@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from runtime.kernels.cases import AddedRows
+from runtime.kernels.dispatch import ADDED_NORM
 from runtime.kernels.encode.lined import Lined
 from runtime.kernels.encode.rows import Codes, room_of, store_codes
 from runtime.kernels.launch import jit, loaded, power_of_two, tl, use_triton, widen
+from runtime.kernels.norm.pieces import add_pieces
 from runtime.kernels.overlap import at_once, early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
@@ -107,13 +110,28 @@ def add_rmsnorm(
     weight_H           [H] float, stored as w: the factor is 1 + w
     codes              room for those of the norm, filled too; only on a GPU
     """
-    num_parts, part, x = _parts_of(x_TH, residual_TH.dtype)
+    x = _parts_of(x_TH, residual_TH.dtype)[2]
     _check_rows(residual_TH, weight_H)
     _check_rows(x, weight_H)
     assert x.shape == residual_TH.shape, "x and residual must have one shape"
     assert codes is None or use_triton(residual_TH), "only the kernel writes codes"
     if not use_triton(residual_TH):
         return add_rmsnorm_reference(x_TH, residual_TH, weight_H, eps)
+    parts, lined = isinstance(x_TH, Parts), isinstance(codes, Lined)
+    case = AddedRows(residual_TH.shape[1], parts, lined)
+    y, total = _added_norm(case)(x_TH, residual_TH, weight_H, eps, codes)
+    return y, total
+
+
+def add_whole(
+    x_TH: Tensor | Parts,
+    residual_TH: Tensor,
+    weight_H: Tensor,
+    eps: float,
+    codes: Codes | Lined | None,
+) -> tuple[Tensor, Tensor]:
+    """Return `add_rmsnorm` by the kernel that has a row at once."""
+    num_parts, part, x = _parts_of(x_TH, residual_TH.dtype)
     num_rows, hidden = residual_TH.shape
     y = torch.empty((num_rows, hidden), dtype=residual_TH.dtype, device=residual_TH.device)
     total = torch.empty_like(y)
@@ -228,3 +246,6 @@ def _add_rmsnorm_kernel(
     y_H = zero_centred(sum_H.to(tl.float32), w_H, H, eps).to(y.dtype.element_ty)
     tl.store(y + row * H + i, y_H, mask=inside)
     store_codes(y_H.to(tl.float32), codes, codes_scale, height, row, H, BLOCK, LINED)
+
+
+_added_norm = ADDED_NORM.bind(add_pieces, add_whole)

@@ -38,6 +38,7 @@ from runtime.kernels.linear import (
     packed_rows,
     packed_strips,
     packed_tiles,
+    roles,
     roles_gated,
     row,
     row_gated,
@@ -159,9 +160,11 @@ def long_prompt(tokens=8192, heads=16):
     prefill.launch_prefill(q, q, q, a, a, head, head, states, whole(1), whole(2))
 
 
-def gated_prompt(tokens=512):
+def by_roles(tokens=512):
     if HAS_GLUON:
         roles_gated.roles_gated(some(tokens, 1024), some(7168, 1024))
+        codes = Codes.room(tokens, 6144, torch.device("meta"))
+        roles.roles_linear(codes, fp8(5120, 6144), torch.bfloat16)
 
 
 def norms(hidden, rows=4):
@@ -174,6 +177,7 @@ def norms(hidden, rows=4):
     rms.rmsnorm(x, norm, 1e-6)
     rms.rmsnorm(x, norm, 1e-6, codes)
     rms.add_rmsnorm(x, x, norm, 1e-6)
+    rms.add_rmsnorm(x, x, norm, 1e-6, codes)
     rms.add_rmsnorm(rms.Parts(some(4, rows, hidden, dtype=torch.float32)), x, norm, 1e-6)
     gated.gated_rmsnorm(z, z, some(128), 1e-6)
     gated.gated_rmsnorm_codes(z, z, some(128), 1e-6)
@@ -285,8 +289,9 @@ def cases():
     prompt()
     prompt(8192)
     long_prompt()
-    gated_prompt()
+    by_roles()
     norms(2048)
+    norms(5120)
     for hidden in (1024, 2048, 5120):
         in_registers(hidden, some)
         in_registers(hidden, fp8)
@@ -353,5 +358,5 @@ def orders():
 
 
 if __name__ == "__main__":
-    roles_gated.multiprocessors = lambda gpu: MULTIPROCESSORS
+    roles.multiprocessors = roles_gated.multiprocessors = lambda gpu: MULTIPROCESSORS
     sys.stdout.write(json.dumps({"launched": launched_early(), "orders": orders()}))

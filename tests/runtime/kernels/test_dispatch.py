@@ -24,6 +24,7 @@ from runtime.kernels.cases import (
     NVFP4,
     SEVERAL,
     Added,
+    AddedRows,
     ChosenExperts,
     CodesProduct,
     Draw,
@@ -135,6 +136,9 @@ CASES = {
         ),
     ),
     Gated: gated,
+    AddedRows: lambda: itertools.starmap(
+        AddedRows, itertools.product((640, 1024, 3072, 4096, 5120), BOTH, BOTH)
+    ),
     Added: lambda: itertools.starmap(Added, normed_rows()),
     Step: lambda: itertools.starmap(
         Step,
@@ -330,6 +334,11 @@ def gated_before(case):
     return "linear.packed_rows.packed_gated" if packed else "linear.row_gated.row_gated"
 
 
+def added_norm_before(case):
+    pieces = case.k in (3072, 5120) and not case.parts and not case.lined
+    return "norm.pieces.add_pieces" if pieces else "norm.rms.add_whole"
+
+
 def router_before(case):
     if case.gpu and 2 <= case.rows <= 8 and case.hidden <= 4096:
         return "moe.router.few_logits"
@@ -425,6 +434,7 @@ BEFORE = {
     dispatch.ROW_NORM: row_norm_before,
     dispatch.ROW_ADDED: row_added_before,
     dispatch.GATED: gated_before,
+    dispatch.ADDED_NORM: added_norm_before,
     dispatch.ROUTER: router_before,
     dispatch.EXPERTS: experts_before,
     dispatch.ONE_TOKEN: one_token_before,

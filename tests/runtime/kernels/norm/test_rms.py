@@ -85,7 +85,7 @@ def test_taking_one_kind_of_norm_for_the_other_is_seen():
     )
 
 
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 8), (5, 37), (3, 640)])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 8), (5, 37), (3, 640), (2, 3072)])
 @pytest.mark.usefixtures("interpreter")
 def test_the_norm_kernels_agree_with_their_references(rows, hidden):
     x, residual = normal(rows, 2 * hidden)[:, :hidden], normal(rows, hidden, seed=1)
@@ -128,7 +128,7 @@ def assert_codes_of(codes, x):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (17, 640), (130, 128)])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 128), (17, 640), (130, 128), (3, 3072)])
 @pytest.mark.usefixtures("interpreter")
 def test_the_norms_leave_codes_of_what_they_return(rows, hidden, dtype):
     x, residual = normal(rows, 2 * hidden, dtype=dtype)[:, :hidden], normal(rows, hidden, seed=1)
