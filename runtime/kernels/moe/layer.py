@@ -76,6 +76,8 @@ class MoeWeights:
 
     Without the three shared ones the shared expert is absorbed: router [E+1, H] ends in its gate,
     gate_up [E+1, 2F, H] and down [E+1, H, F] in its weights.
+
+    On a GPU there is room behind the router, up to a multiple of 8 rows: see `router_logits`.
     """
 
     router: Tensor
@@ -84,6 +86,10 @@ class MoeWeights:
     shared_gate: Tensor | None = None
     shared_gate_up: Weight | None = None
     shared_down: Weight | None = None
+
+    def __post_init__(self) -> None:
+        if self.router.is_cuda:
+            object.__setattr__(self, "router", with_room(self.router))
 
 
 def moe_experts_reference(
@@ -130,8 +136,8 @@ def _total(terms: Tensor | Pairs) -> Tensor:
 def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
     """Return x @ router.T [T, E] in x's dtype, its rows 8 numbers or a multiple apart on a GPU.
 
-    For an odd number of rows cuBLAS takes a far slower kernel: the router gets rows of zeros.
-    8192 tokens and 257 rows of 2048: 160 us on an H100, 264 rows 16 us.
+    For an odd number of rows cuBLAS takes a far slower kernel: 8192 tokens and 257 rows of 2048:
+    160 us on an H100, 264 rows 16 us. With room for 264 logits, but 257 rows, an H200 takes 162.
     """
     multiply = _router(Router(use_triton(x_TH), x_TH.shape[0], *router.shape))
     logits_TE: Tensor = multiply(x_TH, router)
@@ -139,9 +145,29 @@ def router_logits(x_TH: Tensor, router: Tensor) -> Tensor:
 
 
 def padded_logits(x_TH: Tensor, router: Tensor) -> Tensor:
-    """Return `router_logits` of a router filled up to a multiple of 8 rows."""
-    num_experts = router.shape[0]
-    return F.linear(x_TH, F.pad(router, (0, 0, 0, -num_experts % 8)))[:, :num_experts]
+    """Return `router_logits` by a product with what lies behind the router, too."""
+    whole = in_eights(with_room(router))
+    assert whole is not None, "there is room behind the router"
+    return F.linear(x_TH, whole)[:, : router.shape[0]]
+
+
+def with_room(router: Tensor) -> Tensor:
+    """Return the same with room behind it in memory, up to a multiple of 8 rows."""
+    if in_eights(router) is not None:
+        return router
+    num_experts, hidden = router.shape
+    whole = router.new_zeros((num_experts + -num_experts % 8, hidden))
+    whole[:num_experts] = router
+    return whole[:num_experts]
+
+
+def in_eights(router: Tensor) -> Tensor | None:
+    """Return a router and what lies behind it, up to a multiple of 8 rows, if there is as much."""
+    rows, hidden = router.shape[0] + -router.shape[0] % 8, router.shape[1]
+    end = (router.storage_offset() + rows * hidden) * router.itemsize
+    if not router.is_contiguous() or end > router.untyped_storage().nbytes():
+        return None
+    return router.as_strided((rows, hidden), (hidden, 1))
 
 
 def moe_row(x_1H: Tensor, norm_H: Tensor, eps: float, weights: MoeWeights, k: int) -> Tensor:

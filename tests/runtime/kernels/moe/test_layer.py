@@ -13,12 +13,14 @@ from runtime.kernels.linear.weight import Fp8Weight
 from runtime.kernels.moe import row, tiles
 from runtime.kernels.moe.layer import (
     MoeWeights,
+    in_eights,
     moe_block,
     moe_experts,
     moe_experts_reference,
     moe_row,
     padded_logits,
     router_logits,
+    with_room,
 )
 from runtime.kernels.moe.routing import route, route_absorbed_reference, route_reference
 from runtime.kernels.norm.rms import rmsnorm_reference
@@ -254,8 +256,26 @@ def test_tiles_of_codes_find_the_scales_of_tokens_and_weights(interpreter):
 
 
 def test_the_router_scores_many_tokens_alike():
-    """Also where it is filled up with rows of zeros, for cuBLAS."""
+    """Also with what lies behind it, for cuBLAS, be it no number."""
     x, router = normal(300, H), normal(E, H, seed=1)
-    for score in (router_logits, padded_logits):
-        assert score(x, router).shape == (300, E)
-        assert distance(score(x, router), x @ router.T) < FLOAT32
+    behind = torch.full((E + 8, H), torch.nan)
+    behind[:E] = router
+    for score, given in (
+        (router_logits, router),
+        (padded_logits, router),
+        (padded_logits, behind[:E]),
+    ):
+        assert score(x, given).shape == (300, E)
+        assert distance(score(x, given), x @ router.T) < FLOAT32
+
+
+def test_a_router_is_copied_only_where_there_is_no_room_behind_it():
+    for rows in (7, 8, 9):
+        router = normal(rows, H)
+        roomy = with_room(router)
+        assert torch.equal(roomy, router)
+        assert with_room(roomy).data_ptr() == roomy.data_ptr()
+        assert (roomy.data_ptr() == router.data_ptr()) == (rows == 8)
+        whole = in_eights(roomy)
+        assert whole.shape == (rows + -rows % 8, H)
+        assert not whole[rows:].any()
