@@ -103,14 +103,14 @@ def _parts(x_MK: Tensor, weight: Weight, norm: Norm = _NO_NORM) -> Parts:
     stored, (m, k) = Stored.of(weight), x_MK.shape
     n, tile = stored.values.shape[0], tile_of(stored, split=True)
     most = _MOST_FP8_PARTS if stored.is_fp8 else _MOST_PARTS
-    wanted = min(_parts(-(-n // tile["BLOCK_N"]), k, tile), most)
+    wanted = min(_num_parts(-(-n // tile["BLOCK_N"]), k, tile), most)
     part = -(-k // (wanted * tile["STEP"])) * tile["STEP"]
     sums_PMN = x_MK.new_empty((-(-k // part), m, n), dtype=torch.float32)
     _launch(x_MK, [stored], (sums_PMN,), tile, part, norm)
     return Parts(sums_PMN)
 
 
-def _parts(tiles: int, k: int, tile: dict[str, int]) -> int:
+def _num_parts(tiles: int, k: int, tile: dict[str, int]) -> int:
     """Return in how many parts of so many tiles, of k columns, there are enough programs."""
     if not tile["EARLY"]:
         return -(-_PROGRAMS // tiles)
