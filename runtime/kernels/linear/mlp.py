@@ -27,7 +27,7 @@ from runtime.kernels.launch import gluon_runs, jit, tl, use_triton
 from runtime.kernels.linear.few_gated import few_gated
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_roles import lined_gated, lined_parts, nvfp4_gated
-from runtime.kernels.linear.packed_rows import packed_gated
+from runtime.kernels.linear.packed_stream import packed_gated
 from runtime.kernels.linear.product import (
     codes_linear,
     codes_update,

@@ -38,8 +38,9 @@ PLANES = 8
 NVFP4_GROUP = 16
 INT4_GROUPS = (32, 64, 128)
 _HALVES = 2
-# where a code's sign, exponent and mantissa lie in half a word, for the four pairs of a word
-E2M1_BITS = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (11, 14, 13, 10))
+# where a code's sign, exponent and mantissa lie for the four pairs of a word: the second code of a
+# pair has them 16 bits on, bit 31 being followed by bit 0
+E2M1_BITS = ((15, 8, 7, 6), (11, 4, 3, 2), (5, 30, 29, 28), (9, 10, 1, 0))
 INT4_BITS = tuple(tuple(4 * pair + bit for bit in (3, 2, 1, 0)) for pair in range(4))
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _ZERO = {NVFP4: 0, INT4: 8}
@@ -131,7 +132,7 @@ def unpacked_reference(weight: PackedWeight) -> Tensor:
     form, scale = weight.form[0], weight.scale
     places, words = _BITS[form], weight.words.transpose(-3, -2).unflatten(-1, (-1, 2))
     scale = scale.transpose(-3, -2).flatten(-2)
-    bits = torch.stack([_code(words >> 16 * h, p) for p in places for h in (0, 1)], -1)
+    bits = torch.stack([_code(turned(words, h), p) for p in places for h in (0, 1)], -1)
     codes = bits.unflatten(-1, (4, _HALVES))  # [..., C, 16, 2, 4, 2]: e // 2, p // 4, p % 4, e % 2
     if form == NVFP4:
         values = _e2m1(codes).flatten(-5)
@@ -153,11 +154,16 @@ def spread_reference(x_MK: Tensor, form: str) -> Tensor:
     return x.contiguous()
 
 
-def _code(halves: Tensor, places: tuple[int, ...]) -> Tensor:
+def turned(words: Tensor, half: int) -> Tensor:
+    """Return 32-bit words, or their halves exchanged: second codes where first ones were."""
+    return words if half == 0 else words << 16 | (words >> 16 & 0xFFFF)
+
+
+def _code(words: Tensor, places: tuple[int, ...]) -> Tensor:
     """Return the codes whose bits are at these places, the first one highest."""
-    codes = torch.zeros_like(halves)
+    codes = torch.zeros_like(words)
     for i, place in enumerate(places):
-        codes |= ((halves >> place) & 1) << 3 - i
+        codes |= ((words >> place) & 1) << 3 - i
     return codes
 
 
@@ -168,7 +174,7 @@ def _e2m1(codes: Tensor) -> Tensor:
 
 @lru_cache
 def _patterns(form: str, device: torch.device) -> Tensor:
-    """Return what each code is in half a word, for each of the four pairs [4, 16]."""
+    """Return what the first code of a pair is in a word, for each of the four pairs [4, 16]."""
     table = [
         [sum((code >> 3 - i & 1) << place for i, place in enumerate(pair)) for code in range(16)]
         for pair in _BITS[form]
@@ -202,4 +208,4 @@ def _row_words(codes_NK: Tensor, form: str) -> Tensor:
     patterns = _patterns(form, codes.device)
     halves = sum(patterns[pair][codes[..., pair, :].long()] for pair in range(4))
     assert isinstance(halves, Tensor)
-    return (halves[..., 0] | halves[..., 1] << 16).flatten(1)
+    return (halves[..., 0] | turned(halves[..., 1], 1)).flatten(1)

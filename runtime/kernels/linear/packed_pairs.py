@@ -1,12 +1,14 @@
 """What threads have of a row x that is multiplied with units of four-bit weights: see packed_units.
 
-Chosen for: within the kernels of packed_strips and moe.packed_row; never alone.
+Chosen for: within the kernels of packed_stream, packed_strips and moe.packed_row; never alone.
 
-    pairs    sixteen pairs of columns for each thread, of one chunk
-    quarter  four of them. Threads of four rows need the same sixteen, so each norms four of them,
-             and fetches the others from those that have them
+    pairs    sixteen pairs of columns for each thread that has its own, of one chunk; else zeros
+    quarter  four of them, which a thread norms for those that need them: each fetches its sixteen
 
-In the interpreter a pair is two numbers, and each thread norms all that it needs.
+For NVFP4 they are 2^64 of what they should be: its codes are 2^-126, and their products with small
+numbers of x would be subnormal. So numbers from 2^64 on become infinite.
+
+In the interpreter a pair is two numbers as they are, and each thread norms all that it needs.
 
 Shape letters: K inputs, C chunks of 256 inputs.
 """
@@ -14,9 +16,14 @@ Shape letters: K inputs, C chunks of 256 inputs.
 from __future__ import annotations
 
 from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, tl
-from runtime.kernels.linear.packed_units import chunk_of, quad
+from runtime.kernels.linear.packed_units import chunk_of, own_of, quad
 
 if HAS_TRITON:
+    _LIFT = tl.constexpr("{\n.reg .b32 t;\nmov.b32 t, 0x5F805F80;\nmul.bf16x2 $0, $1, t;\n}")
+    _TWO_PAIRS = tl.constexpr(
+        "{\n.reg .pred p;\nsetp.ne.s32 p, $3, 0;\nmov.b32 $0, 0;\nmov.b32 $1, 0;\n"
+        "@p ld.global.v2.b32 {$0, $1}, [$2];\n}"
+    )
     _PAIR = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
     _OF_THREAD = tl.constexpr("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;")
 
@@ -33,21 +40,44 @@ def pair_at(row, place, r: tl.constexpr, FP4: tl.constexpr):
 
 @jit
 def _pairs(x, chunk, row, place, used, K, FP4: tl.constexpr):
-    """Return the sixteen pairs of columns of x that each thread needs of its chunk; beyond K zeros.
+    """Return sixteen pairs of columns of x of a chunk where a thread has its own; else zeros.
 
     chunk, used  one for each thread
+    K            beyond it are zeros; None: all of the chunk is there
     """
-    pairs = ()
+    pairs, used = (), used & own_of(row, place)
     if FP4:
         for i in tl.static_range(4):
             at = chunk * 128 + pair_at(row, place, 4 * i, FP4)
-            pairs += quad(x + 2 * at, used & (2 * at < K), 1)
+            pairs += quad(x + 2 * at, used if K is None else used & (2 * at < K), 1)
     else:
-        both = x.to(tl.pointer_type(tl.int32), bitcast=True)
+        for i in tl.static_range(8):
+            at = chunk * 128 + pair_at(row, place, 2 * i, FP4)
+            inside = used if K is None else used & (2 * at < K)
+            pairs += tl.inline_asm_elementwise(
+                _TWO_PAIRS,
+                "=&r,=&r,l,r",
+                [(x + 2 * at).to(tl.int64), inside.to(tl.int32)],
+                dtype=(tl.int32,) * 2,
+                is_pure=False,
+                pack=1,
+            )
+    return _lifted(pairs, FP4)
+
+
+@jit
+def _lifted(pairs, FP4: tl.constexpr):
+    """Return 2^64 of all numbers if they are for NVFP4."""
+    lifted = pairs
+    if FP4:
+        lifted = ()
         for r in tl.static_range(16):
-            at = chunk * 128 + pair_at(row, place, r, FP4)
-            pairs += (tl.load(both + at, mask=used & (2 * at < K), other=0),)  # type: ignore[assignment]
-    return pairs
+            lifted += (
+                tl.inline_asm_elementwise(
+                    _LIFT, "=r,r", [pairs[r]], dtype=tl.int32, is_pure=True, pack=1
+                ),
+            )
+    return lifted
 
 
 def _interpreted_pairs(x, chunk, row, place, used, K, fp4):
@@ -55,10 +85,8 @@ def _interpreted_pairs(x, chunk, row, place, used, K, fp4):
     pairs = ()
     for r in range(16):
         column = 2 * (chunk * 128 + pair_at(row, place, r, fp4))
-        at, inside = (
-            (x + column)[:, None] + tl.arange(0, 2)[None, :],
-            (used & (column < K))[:, None],
-        )
+        at, inside = (x + column)[:, None] + tl.arange(0, 2)[None, :], used & own_of(row, place)
+        inside = (inside if K is None else inside & (column < K))[:, None]
         pairs += (tl.load(at, mask=inside, other=0.0).to(tl.float32),)  # type: ignore[assignment]
     return pairs
 
@@ -84,7 +112,7 @@ def _quarter(x, chunk, row, place, K, FP4: tl.constexpr):
 
 def _interpreted_quarter(x, chunk, row, place, K, fp4):
     """Return all pairs: in the interpreter each thread norms what it needs."""
-    return _interpreted_pairs(x, chunk, row, place, row >= 0, K, fp4)
+    return _interpreted_pairs(x, chunk, row, place, row >= 0, K, fp4)  # zeros in the others
 
 
 quarter_of = _interpreted_quarter if HAS_TRITON and INTERPRET.value else _quarter
@@ -108,17 +136,19 @@ def _squares(quarter):
 
 
 def _interpreted_squares(quarter):
-    """Say what `_squares` computes: four rows have the same (interpreter)."""
-    return sum(tl.sum(pair * pair, 1) for pair in quarter) / 4
+    """Say what `_squares` computes: those that have their own have all (interpreter)."""
+    return sum(tl.sum(pair * pair, 1) for pair in quarter)
 
 
 squares_of = _interpreted_squares if HAS_TRITON and INTERPRET.value else _squares
 
 
 @jit
-def _normed(quarter, weights, root, row, place):
+def _normed(quarter, weights, root, row, place, FP4: tl.constexpr):
     """Return the sixteen pairs that each thread needs, normed and rounded, from those that have."""
-    mine, pairs = (), ()
+    mine, pairs, own = (), (), own_of(row, place)
+    if FP4:
+        root *= 1.8446744073709552e19  # 2^64
     for i in tl.static_range(4):
         low, high = _halves(quarter[i])
         w_low, w_high = _halves(weights[i])
@@ -130,16 +160,16 @@ def _normed(quarter, weights, root, row, place):
         )
     for r in tl.static_range(16):
         thread = 4 * (r // 4 * 2 + row % 2) + place
-        pairs += (  # type: ignore[assignment]
-            tl.inline_asm_elementwise(
-                _OF_THREAD, "=r,r,r", [mine[r % 4], thread], dtype=tl.int32, is_pure=True, pack=1
-            ),
+        pair = tl.inline_asm_elementwise(
+            _OF_THREAD, "=r,r,r", [mine[r % 4], thread], dtype=tl.int32, is_pure=True, pack=1
         )
+        pairs += (tl.where(own, pair, 0),)  # type: ignore[assignment]
     return pairs
 
 
-def _interpreted_normed(quarter, weights, root, row, place):
+def _interpreted_normed(quarter, weights, root, row, place, fp4):
     """Say what `_normed` computes (interpreter)."""
+    root = tl.where(own_of(row, place), root, 0.0)[:, None]
     return tuple(x * root * (1.0 + w) for x, w in zip(quarter, weights, strict=True))
 
 
@@ -172,12 +202,12 @@ def quarters_of_chunks(
 
 
 @jit
-def normed_chunks(quarters, weights, row, place, K, eps, SHARE: tl.constexpr):
+def normed_chunks(quarters, weights, row, place, K, eps, SHARE: tl.constexpr, FP4: tl.constexpr):
     """Return the pairs of each chunk of a warp, normed: so many threads have the same quarter."""
     squares, parts = tl.zeros(row.shape, tl.float32), ()
     for again in tl.static_range(len(quarters)):
         squares += squares_of(quarters[again])
     root = tl.rsqrt(tl.sum(squares, 0) / (SHARE * K) + eps)
     for again in tl.static_range(len(quarters)):
-        parts += (normed_of(quarters[again], weights[again], root, row, place),)  # type: ignore[assignment]
+        parts += (normed_of(quarters[again], weights[again], root, row, place, FP4),)  # type: ignore[assignment]
     return parts

@@ -21,16 +21,14 @@ from runtime.kernels.linear.packed import E2M1_BITS, INT4_BITS
 
 E2M1_WORD = """
 and.b32 p{0}, {word}, 0x81C081C0;
-shl.b32 t, {word}, 3;
+shl.b32 t, {word}, 4;
 and.b32 p{1}, t, 0x81C081C0;
-shl.b32 t, {word}, 6;
+shf.l.wrap.b32 t, {word}, {word}, 10;
 and.b32 p{2}, t, 0x81C081C0;
-shr.u32 t, {word}, 6;
-and.b32 t, t, 0x01800180;
-shl.b32 s, {word}, 4;
-lop3.b32 t, s, 0x80008000, t, 0xEA;
-shr.u32 s, {word}, 4;
-lop3.b32 p{3}, s, 0x00400040, t, 0xEA;
+shr.u32 t, {word}, 2;
+and.b32 t, t, 0x01000100;
+shl.b32 s, {word}, 6;
+lop3.b32 p{3}, s, 0x80C080C0, t, 0xEA;
 """
 SCALE_OF_BYTE = "mad.lo.u32 s, {0}, 0x00100010, 0x75807580;\n"
 INT4_PAIR = """
@@ -77,8 +75,9 @@ def _bits(half, places):
     return number
 
 
-def value_of(half, fp4, pair):
-    """Return the codes of a pair in half a word as numbers (interpreter)."""
+def value_of(word, h, fp4, pair):
+    """Return a pair's first or second codes as numbers (interpreter)."""
+    half = word if h == 0 else word << 16 | (word >> 16 & 65535)
     sign, *rest = _PLACES[fp4][pair]
     if not fp4:
         return (_bits(half, (sign, *rest)) - 8).to(tl.float32)
@@ -93,7 +92,7 @@ def _interpreted(words, scale, fp4):
     pairs = tl.reshape(words, (*shape[:-1], shape[-1] // 2, 2))
     for plane in range(8):
         word = tl.split(pairs)[plane // 4]
-        both = tl.join(*(value_of(word >> 16 * h, fp4, plane % 4) for h in range(2)))
+        both = tl.join(*(value_of(word, h, fp4, plane % 4) for h in range(2)))
         value = tl.reshape(both, shape)
         if fp4:
             power = tl.exp2((scale // 8 - 18).to(tl.float32))

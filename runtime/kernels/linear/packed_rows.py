@@ -1,7 +1,6 @@
-"""One row times weights of four bits: decoding a single sequence, densely or by its experts.
+"""A few rows times the four-bit weights of their experts, in two kernels.
 
-Chosen for: `PRODUCT` and `GATED` of one row and packed weights, `ROW_PRODUCTS` and `ROW_ADDED` of
-wide or large ones, and `EXPERTS` of few tokens with them.
+Chosen for: `EXPERTS` of few tokens, by moe.packed; never alone.
 
     y[n] = sum_k x[k] * w[n, k]                       summed in float32, rounded once; see packed
     gated     silu(gate) * up, each step rounded to x's dtype
@@ -9,15 +8,13 @@ wide or large ones, and `EXPERTS` of few tokens with them.
     residual  y is rounded, then added to it
 
 A program keeps its columns of x in registers, as the tensor cores take them, and goes through
-blocks of the weight's rows: reading x again for
-each block would take longer than the weights do. What it
-has of a row is a part of its sum, written in float32; a second kernel adds the parts and finishes.
-The first blocks are asked for, as far as the L2 cache, while the preceding kernels still run.
+blocks of the weight's rows: reading x again for each block would take longer than the weights do.
+What it has of a row is a part of its sum, written in float32; a second kernel adds the parts and
+finishes.
 
 Tensor cores want eight rows of x: the other seven are zeros.
 
-Shape letters: N outputs, K inputs, C chunks of 256 inputs, H hidden, F inner size, P pairs of a
-token and an expert.
+Shape letters: N outputs, K inputs, C chunks of 256 inputs, P pairs of a token and an expert.
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import silu
 
-from runtime.kernels.launch import jit, operand, power_of_two, tl, use_triton
-from runtime.kernels.linear.packed import PackedWeight, unpacked_reference
+from runtime.kernels.launch import jit, operand, power_of_two, tl
+from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_parts import planes_of, row_factor, row_planes
 from runtime.kernels.linear.row_parts import rounded, silu_times
-from runtime.kernels.overlap import ask, early, start_next, wait_for_inputs
+from runtime.kernels.overlap import early, start_next, wait_for_inputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,47 +39,13 @@ _WARPS = 132 * 20  # all at once
 _FINISHED = 64
 
 
-def packed_row_reference(
-    x_1K: Tensor, weight: PackedWeight, residual_1N: Tensor | None = None
-) -> Tensor:
-    """Say what `packed_row` computes, in plain torch."""
-    y_1N = (x_1K.float() @ unpacked_reference(weight).T).to(x_1K.dtype)
-    return y_1N if residual_1N is None else residual_1N + y_1N
+def row_parts(x: Tensor, weight: PackedWeight, experts: Tensor, share: int = 1) -> Tensor:
+    """Return the sums over each chunk of columns [P, C, N].
 
-
-def packed_gated_reference(x_1H: Tensor, gate_up: PackedWeight) -> Tensor:
-    """Say what `packed_gated` computes, in plain torch."""
-    gate, up = packed_row_reference(x_1H, gate_up).chunk(2, dim=-1)
-    return silu(gate) * up
-
-
-def packed_row(x_1K: Tensor, weight: PackedWeight, residual_1N: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T [1, N] in x's dtype, added to the residual if there is one."""
-    if not use_triton(x_1K):
-        return packed_row_reference(x_1K, weight, residual_1N)
-    y_1N = x_1K.new_empty((1, weight.shape[0]))
-    partial = row_parts(x_1K.contiguous(), weight)
-    finish(partial, weight, y_1N, residual=residual_1N)
-    return y_1N
-
-
-def packed_gated(x_1H: Tensor, gate_up: PackedWeight) -> Tensor:
-    """Return silu(gate) * up [1, F] of [gate | up] = x gate_up^T, gate_up [2F, H]."""
-    if not use_triton(x_1H):
-        return packed_gated_reference(x_1H, gate_up)
-    y_1F = x_1H.new_empty((1, gate_up.shape[0] // 2))
-    finish(row_parts(x_1H.contiguous(), gate_up), gate_up, y_1F, gated=True)
-    return y_1F
-
-
-def row_parts(
-    x: Tensor, weight: PackedWeight, experts: Tensor | None = None, share: int = 1
-) -> Tensor:
-    """Return the sums over each chunk of columns [P, C, N], P being 1 without experts.
-
-    experts  [P] int64, weight being a stack; pair p is of x's row p // share
+    weight   a stack
+    experts  [P] int64; pair p is of x's row p // share
     """
-    pairs = 1 if experts is None else experts.numel()
+    pairs = experts.numel()
     (n, k), chunks = weight.shape[-2:], weight.chunks
     partial = x.new_empty((pairs, chunks, n), dtype=torch.float32)
     slices = -(-chunks // _BLOCKS["SLICES"])
@@ -112,15 +74,16 @@ def finish(
     partial: Tensor,
     weight: PackedWeight,
     y: Tensor,
+    experts: Tensor,
     *,
     gated: bool = False,
     residual: Tensor | None = None,
-    experts: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> None:
     """Write y [rows, columns] from the parts of its sums.
 
-    experts  [P] int64, weight being a stack
+    weight   a stack
+    experts  [P] int64
     weights  [rows, k] for the k pairs of each row, which are summed
     """
     chunks = weight.chunks
@@ -180,13 +143,6 @@ def _block_sums(
 
 
 @jit
-def _ask_blocks(words, c, first, i, N, TURNS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Ask for a chunk of the first blocks of rows."""
-    for turn in tl.static_range(TURNS):
-        ask(words + (c * N + tl.minimum((first + turn) * BLOCK_N + i, N - 1)) * 32)
-
-
-@jit
 def _parts_kernel(
     x,
     experts,
@@ -213,13 +169,10 @@ def _parts_kernel(
     e = tl.arange(0, 32)[None, :, None]
     used = (c < C) & (m == 0)
     at = tl.minimum(c, C - 1)
-    if experts is None:
-        _ask_blocks(words, at, first, i, N, STAGES, BLOCK_N)
     wait_for_inputs()
-    if experts is not None:
-        expert = tl.load(experts + pair)
-        words += expert * N * C * 32
-        scale += expert * N * C * (256 // GROUP)
+    expert = tl.load(experts + pair)
+    words += expert * N * C * 32
+    scale += expert * N * C * (256 // GROUP)
     column, STEP = e, 32
     if FP4:
         column, STEP = 16 * (e // 2) + e % 2, 2
@@ -264,9 +217,7 @@ def _finish_kernel(
     total = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(TOP):
         pair = t * TOP + j
-        of_row, at = row, partial + pair * C * N
-        if experts is not None:
-            of_row += tl.load(experts + pair) * N
+        of_row, at = row + tl.load(experts + pair) * N, partial + pair * C * N
         out = _sum_of_parts(at, n, inside, N, C, PARTS) * row_factor(of_row, n, inside, FP4)
         if GATED:
             up = _sum_of_parts(at, n + OUT, inside, N, C, PARTS)

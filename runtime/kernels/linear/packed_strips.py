@@ -13,7 +13,7 @@ The norm of the row is computed by every program, each thread having four of the
 it multiplies, and fetching the others from those that have them. How units are multiplied: see
 packed_units.
 
-Wider rows are for packed_rows: there bytes count, and kernels do not.
+Wider rows are for packed_stream: there the norm is a kernel of its own.
 
 Shape letters: N outputs, K inputs, C chunks of 256 inputs.
 """
@@ -31,7 +31,13 @@ from runtime.kernels.linear.packed_pairs import (
     quarters_of_chunks,
 )
 from runtime.kernels.linear.packed_parts import row_factor
-from runtime.kernels.linear.packed_units import sums_of, thread_numbers, units_of
+from runtime.kernels.linear.packed_units import (
+    joined,
+    sums_of,
+    thread_numbers,
+    units_of,
+    whole_sums,
+)
 from runtime.kernels.linear.row_tile import row_tile
 from runtime.kernels.linear.weight import NO_PRODUCT, Stored
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
@@ -77,7 +83,7 @@ def _launch(
     *more: Tensor | Fp8Weight,
 ) -> tuple[Tensor, ...]:
     (n, k), chunks = first.shape, first.chunks
-    assert k <= WIDEST_WHOLE, f"rows of {k} columns are for packed_rows"
+    assert k <= WIDEST_WHOLE, f"rows of {k} columns are for packed_stream"
     assert norm is None or norm.dtype == x_1K.dtype, "norm and row are of one dtype"
     outputs = tuple(x_1K.new_empty((1, w.shape[0])) for w in (first, *more))
     across = min(_WARPS, power_of_two(chunks))
@@ -120,18 +126,6 @@ def _launch(
 
 
 @jit
-def _joined(sums, TURNS: tl.constexpr):
-    """Return the sums of one, two or four turns as one tensor, turns last."""
-    if TURNS == 1:
-        joined = sums[0]
-    elif TURNS == 2:
-        joined = tl.join(sums[0], sums[1])
-    else:
-        joined = tl.join(tl.join(sums[0], sums[2]), tl.join(sums[1], sums[3]))
-    return joined
-
-
-@jit
 def _strip(
     first,
     x,
@@ -160,22 +154,22 @@ def _strip(
         at = n + turn * BESIDE * 8
         units += units_of(words, scale, at, N, at < N, C, warp, place, FP4, GROUP, ACROSS, REPEATS)
     w_parts = quarters_of_chunks(norm, warp, g, place, K, FP4, ACROSS, REPEATS)
-    lane, turns = tl.arange(0, 32)[None, :, None], tl.arange(0, TURNS)[None, None, :]
-    out = first + tl.arange(0, BESIDE)[:, None, None] * 8 + lane // 4 + turns * (BESIDE * 8)
-    inside = (lane % 4 == 0) & (out < N)  # a row's sum is in four threads of each warp
+    r, turns = tl.arange(0, 8)[None, :, None], tl.arange(0, TURNS)[None, None, :]
+    out = first + tl.arange(0, BESIDE)[:, None, None] * 8 + r + turns * (BESIDE * 8)
+    inside = out < N
     factor, before = row_factor(row, out, inside, FP4), tl.zeros(out.shape, tl.float32)
     wait_for_inputs()
     if norm is None:
         x_parts = pairs_of_chunks(x, warp, g, place, K, C, FP4, ACROSS, REPEATS)
     else:
         quarters = quarters_of_chunks(x, warp, g, place, K, FP4, ACROSS, REPEATS)
-        x_parts = normed_chunks(quarters, w_parts, g, place, K, eps, BESIDE)
+        x_parts = normed_chunks(quarters, w_parts, g, place, K, eps, BESIDE, FP4)
     if residual is not None:
         before = tl.load(residual + out, mask=inside, other=0.0).to(tl.float32)
     sums = ()
     for turn in tl.static_range(TURNS):
         sums += (sums_of(units, x_parts, turn * REPEATS, FP4, GROUP),)  # type: ignore[assignment]
-    y_N = tl.sum(tl.reshape(_joined(sums, TURNS), (BESIDE, ACROSS, 32, TURNS)), 1) * factor
+    y_N = whole_sums(joined(sums, TURNS), BESIDE, ACROSS) * factor
     y_N = y_N.to(y.dtype.element_ty)
     if residual is not None:
         y_N = (before + y_N.to(tl.float32)).to(y.dtype.element_ty)

@@ -1,21 +1,23 @@
 """One row times four-bit weights by units, a chunk of 256 columns of eight rows: see packed.
 
-Chosen for: within the kernels of packed_strips and moe.packed_row; never alone.
+Chosen for: within the kernels of packed_stream, packed_strips and moe.packed_row; never alone.
 
 A warp multiplies a unit by eight instructions of the tensor cores, whose left operand has 16 rows
 and 16 columns. Four threads have a row: each has eight of its words, in two loads. Words of the
-first load are the operand's upper eight rows, those of the second its lower eight. They are other
-columns of the same rows, so the right operand has in its even columns what the upper words want of
-x, in its odd ones what the lower ones do. Which columns an instruction adds up is free, as long as
-they share a scale or have been scaled. So no number changes threads before it is a sum.
+first load are the operand's upper eight rows, those of the second its lower eight. The right
+operand has a column for each place and load, which is zero where x is for the words of others. So
+each thread gets the sums of its own words alone, and sixteen codes of NVFP4 are scaled by one
+multiplication when they have been summed. No number changes threads before that.
 
     thread of a warp    4 * row + place: words 4 * place + (0..3), and 16 more
-    its pairs of x      16, of the first load if its row is even, else of the second
+    its pairs of x      16 where row // 2 is its place, of the first load if its row is even, else
+                        of the second; other threads have zeros
 
-Everything is a tensor with one number for each thread. A row's sum is in all of its four threads.
+Everything is a tensor with one number for each thread. A row's sum is that of its four threads.
 
-Trap: number n must be in thread n. That is how the compiler lays out such tensors, unless they come
-from others: tests/runtime/kernels/linear/test_units.py reads it in compiled code.
+Traps: number n must be in thread n. That is how the compiler lays out such tensors, unless they
+come from others: tests/runtime/kernels/linear/test_units.py reads it in compiled code. Codes of
+NVFP4 that are 0.5 are subnormal in bfloat16, which the tensor cores multiply like others.
 
 Shape letters: N outputs, K inputs, C chunks of 256 inputs.
 """
@@ -23,7 +25,7 @@ Shape letters: N outputs, K inputs, C chunks of 256 inputs.
 from __future__ import annotations
 
 from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, tl
-from runtime.kernels.linear.packed_parts import E2M1_WORD, INT4_PAIR, SCALE_OF_BYTE, value_of
+from runtime.kernels.linear.packed_parts import E2M1_WORD, INT4_PAIR, value_of
 
 _MULTIPLY = (
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -31,28 +33,33 @@ _MULTIPLY = (
 )
 _BEGIN = (
     "{\n.reg .b32 s, t, p<8>;\n.reg .f32 d<4>, part;\n.reg .pred idle;\n"
-    "mov.f32 $0, 0f00000000;\nsetp.eq.s32 idle, $1, 0;\n@idle bra DONE;\n"
+    "mov.f32 $0, $1;\nsetp.eq.s32 idle, $2, 0;\n@idle bra DONE;\n"
+)
+# a scale's byte as a number, 2^54 of it; times a sum of codes, of 2^-126, and of x, of 2^64
+_SCALED = (
+    "bfe.u32 s, ${0}, {1}, 8;\nmad.lo.u32 s, s, 0x00100000, 0x55800000;\nmov.b32 part, s;\n"
+    "fma.rn.f32 $0, d{2}, part, $0;\n"
 )
 _END = "DONE:\n}"
 _ZEROS = "".join(f"mov.f32 d{i}, 0f00000000;\n" for i in range(4))
-_LOADS = ("$2", "$6"), ("$3", "$7"), ("$4", "$8"), ("$5", "$9")  # words of both loads
-_X, _SCALES = 10, 26  # the first operands
+_LOADS = ("$3", "$7"), ("$4", "$8"), ("$5", "$9"), ("$6", "$10")  # words of both loads
+_X, _SCALES = 11, 27  # the first operands
 
 
 def _nvfp4_code() -> str:
-    """Return PTX that multiplies the words of both loads; one operand has their four scales."""
-    lines = [_BEGIN, _ZEROS]
+    """Return PTX that multiplies the words of both loads; two operands have their scales."""
+    lines = [_BEGIN]
     for i, words in enumerate(_LOADS):
+        if i % 2 == 0:
+            lines.append(_ZEROS)
         for load, word in enumerate(words):
-            pairs = range(4 * load, 4 * load + 4)
-            lines.append(E2M1_WORD.format(*pairs, word=word))
-            lines.append(f"prmt.b32 s, ${_SCALES}, 0, {0x4440 + 2 * load + i // 2};\n")
-            lines.append(SCALE_OF_BYTE.format("s"))
-            lines += [f"mul.bf16x2 p{p}, p{p}, s;\n" for p in pairs]
+            lines.append(E2M1_WORD.format(*range(4 * load, 4 * load + 4), word=word))
         for p in (0, 2):
             x = f"${_X + 4 * i + p}", f"${_X + 4 * i + p + 1}"
             lines.append(_MULTIPLY.format(p, 4 + p, p + 1, 5 + p, *x))
-    return "".join([*lines, "add.f32 $0, d0, d3;\n", _END])
+        if i % 2 == 1:
+            lines += [_SCALED.format(_SCALES + load, 8 * (i // 2), 3 * load) for load in range(2)]
+    return "".join([*lines, _END])
 
 
 def _int4_code(group: int) -> str:
@@ -84,15 +91,34 @@ def _quad_code(cache: str) -> str:
     return "{\n.reg .pred p;\nsetp.ne.s32 p, $5, 0;\n" + zeros + load + "}"
 
 
+def _block_code(blocks: int) -> str:
+    """Return PTX that loads units of NVFP4 of neighbouring rows, eight of them each."""
+    lines, words, scales = ["{\n"], f"${10 * blocks}", f"${10 * blocks + 1}"
+    for b in range(blocks):
+        for load in range(2):
+            to = ", ".join(f"${8 * b + 4 * load + i}" for i in range(4))
+            at = f"[{words}+{1024 * b + 64 * load}]"
+            lines.append(f"ld.global.L1::no_allocate.v4.b32 {{{to}}}, {at};\n")
+    for b in range(blocks):
+        for load in range(2):
+            to, at = f"${8 * blocks + 2 * b + load}", f"[{scales}+{128 * b + 8 * load}]"
+            lines.append(f"ld.global.u16 {to}, {at};\n")
+    return "".join([*lines, "}"])
+
+
 if HAS_TRITON:
+    _BLOCK_1, _BLOCK_2 = (tl.constexpr(_block_code(blocks)) for blocks in (1, 2))
+    _BLOCK_1_REGISTERS, _BLOCK_2_REGISTERS = (
+        tl.constexpr(",".join(["=&r"] * (10 * blocks) + ["l"] * 2)) for blocks in (1, 2)
+    )
     _NEAR_QUAD = tl.constexpr(_quad_code(""))
     _FAR_QUAD = tl.constexpr(_quad_code(".L1::no_allocate"))
     _QUAD_REGISTERS = tl.constexpr("=&r,=&r,=&r,=&r,l,r")
     _NVFP4 = tl.constexpr(_nvfp4_code())
-    _NVFP4_REGISTERS = tl.constexpr(",".join(["=&f"] + ["r"] * 26))
+    _NVFP4_REGISTERS = tl.constexpr(",".join(["=&f", "f"] + ["r"] * 27))
     _INT4_32, _INT4_64, _INT4_128 = (tl.constexpr(_int4_code(group)) for group in (32, 64, 128))
     _INT4_32_REGISTERS, _INT4_64_REGISTERS, _INT4_128_REGISTERS = (
-        tl.constexpr(",".join(["=&f"] + ["r"] * 25 + ["f"] * (256 // group)))
+        tl.constexpr(",".join(["=&f", "f"] + ["r"] * 25 + ["f"] * (256 // group)))
         for group in (32, 64, 128)
     )
 
@@ -136,25 +162,80 @@ def unit_of(words, scale, at, place, used, FP4: tl.constexpr, GROUP: tl.constexp
     """
     upper = quad(words + at * 32 + place * 4, used, 0)
     lower = quad(words + at * 32 + place * 4 + 16, used, 0)
-    scales = ()
-    if FP4:
-        of_place = scale.to(tl.pointer_type(tl.int16), bitcast=True) + at * 8 + place
-        first = tl.load(of_place, mask=used, other=0).to(tl.int32)
-        last = tl.load(of_place + 4, mask=used, other=0).to(tl.int32)
-        scales += ((first & 65535) | (last << 16),)  # type: ignore[assignment]
-    else:
-        for group in tl.static_range(256 // GROUP):
-            s = tl.load(scale + at * (256 // GROUP) + group, mask=used, other=0.0)
-            scales += (s.to(tl.float32),)  # type: ignore[assignment]
-    return upper, lower, scales
+    return upper, lower, scales_of(scale, at, place, used, FP4, GROUP)
 
 
 @jit
-def _multiplied(unit, x, used, CODE: tl.constexpr, REGISTERS: tl.constexpr):
+def scales_of(scale, at, place, used, FP4: tl.constexpr, GROUP: tl.constexpr):
+    """Return the scales of a unit as they are stored, NVFP4's two bytes each."""
+    scales = ()
+    if FP4:
+        of_place = scale.to(tl.pointer_type(tl.uint16), bitcast=True) + at * 8 + place
+        scales += (tl.load(of_place, mask=used, other=0),)  # type: ignore[assignment]
+        scales += (tl.load(of_place + 4, mask=used, other=0),)  # type: ignore[assignment]
+    else:
+        for group in tl.static_range(256 // GROUP):
+            s = tl.load(scale + at * (256 // GROUP) + group, mask=used, other=0.0)
+            scales += (s,)  # type: ignore[assignment]
+    return scales
+
+
+@jit
+def _loaded_blocks(words, scale, BLOCKS: tl.constexpr, CODE: tl.constexpr, REGISTERS: tl.constexpr):
     return tl.inline_asm_elementwise(
         CODE,
         REGISTERS,
-        list((used.to(tl.int32),) + unit[0] + unit[1] + x + unit[2]),
+        [words.to(tl.int64), scale.to(tl.int64)],
+        dtype=(tl.int32,) * (10 * BLOCKS),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@jit
+def _blocks_of(words, scale, at, place, BLOCKS: tl.constexpr):
+    """Return units of NVFP4 of eight neighbouring rows, or sixteen, all of which there are."""
+    words += at * 32 + place * 4
+    scale = scale.to(tl.pointer_type(tl.uint16), bitcast=True) + at * 8 + place
+    if BLOCKS == 1:
+        found = _loaded_blocks(words, scale, 1, _BLOCK_1, _BLOCK_1_REGISTERS)
+    else:
+        found = _loaded_blocks(words, scale, 2, _BLOCK_2, _BLOCK_2_REGISTERS)
+    units = ()
+    for b in tl.static_range(BLOCKS):
+        upper, lower, scales = (), (), ()
+        for i in tl.static_range(4):
+            upper += (found[8 * b + i],)  # type: ignore[assignment]
+            lower += (found[8 * b + 4 + i],)  # type: ignore[assignment]
+        for i in tl.static_range(2):
+            scales += (found[8 * BLOCKS + 2 * b + i],)  # type: ignore[assignment]
+        units += ((upper, lower, scales),)  # type: ignore[assignment]
+    return units
+
+
+@jit
+def blocks_of(
+    words, scale, at, place, FP4: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Return the units of eight neighbouring rows, or sixteen, all of which there are.
+
+    at  number of each thread's first row among those of all chunks
+    """
+    units, used = (), place >= 0
+    if FP4 and not INTERPRET:
+        units = _blocks_of(words, scale, at, place, BLOCKS)
+    else:
+        for b in tl.static_range(BLOCKS):
+            units += (unit_of(words, scale, at + 8 * b, place, used, FP4, GROUP),)  # type: ignore[assignment]
+    return units
+
+
+@jit
+def _multiplied(unit, x, used, total, CODE: tl.constexpr, REGISTERS: tl.constexpr):
+    return tl.inline_asm_elementwise(
+        CODE,
+        REGISTERS,
+        list((total, used.to(tl.int32)) + unit[0] + unit[1] + x + unit[2]),
         dtype=tl.float32,
         is_pure=True,
         pack=1,
@@ -162,49 +243,57 @@ def _multiplied(unit, x, used, CODE: tl.constexpr, REGISTERS: tl.constexpr):
 
 
 @jit
-def _unit_sums(unit, x, used, FP4: tl.constexpr, GROUP: tl.constexpr):
-    """Return the sum of each thread's row, NVFP4's 2^-8 of it.
+def _unit_sums(unit, x, used, total, FP4: tl.constexpr, GROUP: tl.constexpr):
+    """Return a total plus what each thread's words of its row come to, NVFP4's 2^-8 of it.
 
     unit  as `unit_of` gives it
-    x     sixteen pairs of columns for each thread
+    x     sixteen pairs of columns for each thread, zeros in those that have no own
     """
+    scales = ()
+    for i in tl.static_range(len(unit[2])):
+        scales += (unit[2][i].to(tl.int32 if FP4 else tl.float32),)  # type: ignore[assignment]
+    unit = unit[0], unit[1], scales
     if FP4:
-        total = _multiplied(unit, x, used, _NVFP4, _NVFP4_REGISTERS)
+        total = _multiplied(unit, x, used, total, _NVFP4, _NVFP4_REGISTERS)
     elif GROUP == 32:
-        total = _multiplied(unit, x, used, _INT4_32, _INT4_32_REGISTERS)
+        total = _multiplied(unit, x, used, total, _INT4_32, _INT4_32_REGISTERS)
     elif GROUP == 64:
-        total = _multiplied(unit, x, used, _INT4_64, _INT4_64_REGISTERS)
+        total = _multiplied(unit, x, used, total, _INT4_64, _INT4_64_REGISTERS)
     else:
-        total = _multiplied(unit, x, used, _INT4_128, _INT4_128_REGISTERS)
+        total = _multiplied(unit, x, used, total, _INT4_128, _INT4_128_REGISTERS)
     return total
 
 
+@jit
+def own_of(row, place):
+    """Return which threads have pairs of x: those whose row says whose words they are for."""
+    return row // 2 == place
+
+
 def _by_row(x):
-    """Return the pairs of both loads for every row, of those that rows have in turns."""
+    """Return the pairs of both loads for every row, of the threads that have them."""
     warps = x.shape[0] // 32
     both = tl.split(tl.permute(tl.reshape(x, (warps, 4, 2, 4, 2)), (0, 1, 3, 4, 2)))
-    wide = [tl.broadcast_to(one[:, :, None], (warps, 4, 2, 4, 2)) for one in both]
+    owned = [tl.sum(one, 1) for one in both]  # the others have zeros
+    wide = [tl.broadcast_to(one[:, None, None, :, :], (warps, 4, 2, 4, 2)) for one in owned]
     return [tl.reshape(one, (x.shape[0], 2)) for one in wide]
 
 
-def _interpreted_sums(unit, x, used, fp4, group):
+def _interpreted_sums(unit, x, used, total, fp4, group):
     """Say what `_unit_sums` computes (interpreter)."""
     upper, lower, scales = unit
-    total = tl.zeros(upper[0].shape, tl.float32)
     for r in range(16):
         word, pair = (r // 4, r % 4) if fp4 else (r // 8 + r % 2 * 2, r // 2 % 4)
         for load, (words, x_r) in enumerate(zip((upper, lower), _by_row(x[r]), strict=True)):
-            codes = tl.join(*(value_of(words[word] >> 16 * h, fp4, pair) for h in range(2)))
+            codes = tl.join(*(value_of(words[word], h, fp4, pair) for h in range(2)))
             product = tl.sum(codes * x_r, 1)
             if fp4:
-                byte = (scales[0] >> 8 * (2 * load + word // 2)) & 255
+                byte = (scales[load].to(tl.int32) >> 8 * (word // 2)) & 255
                 power = tl.exp2((byte // 8 - 18).to(tl.float32))
                 total += product * (1 + (byte % 8).to(tl.float32) / 8) * power
             else:
-                total += product * scales[r // 2 * 32 // group]
-    rows = tl.reshape(total, (total.shape[0] // 4, 4))
-    whole = tl.broadcast_to(tl.sum(rows, 1)[:, None], rows.shape)
-    return tl.reshape(whole, total.shape)
+                total += product * scales[r // 2 * 32 // group].to(tl.float32)
+    return total
 
 
 unit_sums = _interpreted_sums if HAS_TRITON and INTERPRET.value else _unit_sums
@@ -248,5 +337,27 @@ def sums_of(units, x, FIRST: tl.constexpr, FP4: tl.constexpr, GROUP: tl.constexp
     used = tl.full(units[0][0][0].shape, 1, tl.int32)
     total = tl.zeros(used.shape, tl.float32)
     for again in tl.static_range(len(x)):
-        total += unit_sums(units[FIRST + again], x[again], used, FP4, GROUP)
+        total = unit_sums(units[FIRST + again], x[again], used, total, FP4, GROUP)
     return total
+
+
+@jit
+def joined(sums, TURNS: tl.constexpr):
+    """Return the sums of one, two or four turns as one tensor, turns last."""
+    if TURNS == 1:
+        of_turns = sums[0]
+    elif TURNS == 2:
+        of_turns = tl.join(sums[0], sums[1])
+    else:
+        of_turns = tl.join(tl.join(sums[0], sums[2]), tl.join(sums[1], sums[3]))
+    return tl.reshape(of_turns, (sums[0].shape[0], TURNS))
+
+
+@jit
+def whole_sums(sums, BESIDE: tl.constexpr, ACROSS: tl.constexpr):
+    """Return the sums [BESIDE, 8, TURNS] of rows, of what threads and warps have of them.
+
+    sums  [32 * warps, TURNS]: ACROSS warps have the same rows
+    """
+    of_threads = tl.reshape(sums, (BESIDE, ACROSS, 8, 4, sums.shape[1]))
+    return tl.sum(tl.sum(of_threads, 3), 1)

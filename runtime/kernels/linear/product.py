@@ -44,7 +44,7 @@ from runtime.kernels.launch import capability, gluon_runs, use_triton
 from runtime.kernels.linear.few import few_heads, few_linear, few_parts, few_products
 from runtime.kernels.linear.packed import PackedWeight
 from runtime.kernels.linear.packed_roles import nvfp4_parts, nvfp4_rows
-from runtime.kernels.linear.packed_rows import packed_row
+from runtime.kernels.linear.packed_stream import packed_row
 from runtime.kernels.linear.packed_tiles import packed_linear, unpacked_linear
 from runtime.kernels.linear.roles import roles_linear
 from runtime.kernels.linear.row import row_linear

@@ -29,7 +29,7 @@ from runtime.kernels.cases import Added, NormedRow
 from runtime.kernels.conditions import A_FEW_ROWS, LARGE_WEIGHT
 from runtime.kernels.dispatch import ROW_ADDED, ROW_NORM, ROW_PRODUCTS
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
-from runtime.kernels.linear.packed_rows import packed_row
+from runtime.kernels.linear.packed_stream import packed_normed, packed_row
 from runtime.kernels.linear.packed_strips import packed_strip, packed_strips
 from runtime.kernels.linear.row_heads import row_heads
 from runtime.kernels.linear.row_parts import normed
@@ -113,12 +113,6 @@ def normed_within(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
 def normed_before(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
     """Return `norm_row_linear`, the norm in a kernel of its own."""
     return _launch(rmsnorm(x_MH, norm_H, eps), None, 0.0, None, *weights)
-
-
-def packed_normed(x_MH: Tensor, norm_H: Tensor, eps: float, *weights: Weight) -> tuple[Tensor, ...]:
-    """Return `norm_row_linear` of a packed first weight, the norm in a kernel of its own."""
-    normed_1H = rmsnorm(x_MH, norm_H, eps)
-    return tuple(added_linear(normed_1H, weight) for weight in weights)
 
 
 def added_linear(

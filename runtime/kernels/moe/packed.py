@@ -51,9 +51,9 @@ def packed_tokens(
     k, num_pairs = experts_Tk.shape[1], experts_Tk.numel()
     inner_PF, y_TH = x_TH.new_empty((num_pairs, down.k)), torch.empty_like(x_TH)
     partial = row_parts(x_TH, gate_up, experts_Tk, share=k)
-    finish(partial, gate_up, inner_PF, gated=True, experts=experts_Tk)
+    finish(partial, gate_up, inner_PF, experts_Tk, gated=True)
     partial = row_parts(inner_PF, down, experts_Tk)
-    finish(partial, down, y_TH, residual=residual_TH, experts=experts_Tk, weights=weights_Tk)
+    finish(partial, down, y_TH, experts_Tk, residual=residual_TH, weights=weights_Tk)
     return y_TH
 
 

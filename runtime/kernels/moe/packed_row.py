@@ -27,11 +27,13 @@ from runtime.kernels.launch import jit, power_of_two, tl
 from runtime.kernels.linear.packed_pairs import pairs_of, pairs_of_chunks
 from runtime.kernels.linear.packed_parts import row_factor
 from runtime.kernels.linear.packed_units import (
+    joined,
     sums_of,
     thread_numbers,
     unit_of,
     unit_sums,
     units_of,
+    whole_sums,
 )
 from runtime.kernels.linear.row_parts import rounded, silu_times
 from runtime.kernels.moe.routing import order_keys, take_best
@@ -174,19 +176,19 @@ def _gated_kernel(
             words, scale, at + half % 2 * F, 2 * F, at < F, C, warp, lane,
             FP4, GROUP, ACROSS, REPEATS,
         )  # fmt: skip
-    of_row, factors = tl.arange(0, 32)[None, :], ()
+    r, factors = tl.arange(0, 8)[None, :], ()
     for turn in tl.static_range(TURNS):
-        f = first + (turn * BESIDE + tl.arange(0, BESIDE)[:, None]) * 8 + of_row // 4
-        inside = (of_row % 4 == 0) & (f < F)  # a row's sum is in four threads of each warp
+        f = first + (turn * BESIDE + tl.arange(0, BESIDE)[:, None]) * 8 + r
+        inside = f < F
         factors += (row_factor(row, f, inside, FP4), row_factor(row, F + f, inside, FP4))  # type: ignore[assignment]
     for turn in tl.static_range(TURNS):
         gate = sums_of(units, x_parts, 2 * turn * REPEATS, FP4, GROUP)
         up = sums_of(units, x_parts, (2 * turn + 1) * REPEATS, FP4, GROUP)
-        gate, up = tl.split(tl.sum(tl.reshape(tl.join(gate, up), (BESIDE, ACROSS, 32, 2)), 1))
-        f = first + (turn * BESIDE + tl.arange(0, BESIDE)[:, None]) * 8 + of_row // 4
+        gate, up = tl.split(whole_sums(joined((gate, up), 2), BESIDE, ACROSS))
+        f = first + (turn * BESIDE + tl.arange(0, BESIDE)[:, None]) * 8 + r
         gate, up = gate * factors[2 * turn], up * factors[2 * turn + 1]
         y = silu_times(gate, up, inner).to(inner.dtype.element_ty)
-        tl.store(inner + place * F + f, y, mask=(of_row % 4 == 0) & (f < F))
+        tl.store(inner + place * F + f, y, mask=f < F)
 
 
 @jit
@@ -233,15 +235,14 @@ def _down_kernel(
     of_shared = (tl.cast(E, tl.int64) * C + warp) * H + n
     shared = unit_of(words, scale, of_shared, lane, used_shared, FP4, GROUP)
     start_next()
-    of_row = tl.arange(0, 32)
-    out = first + of_row // 4
-    inside = (of_row % 4 == 0) & (out < H)  # a row's sum is in four threads of each warp
-    factor = row_factor(row + expert * H, n, used, FP4)
+    out = first + tl.arange(0, 8)
+    inside = out < H
+    factor = row_factor(row + experts[:, None] * H, out[None, :], inside[None, :], FP4)
     factor_shared = row_factor(row + tl.cast(E, tl.int64) * H, out, inside, FP4)
     before = tl.load(residual + out, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     p = tl.load(logits + experts, mask=j < TOP, other=-float("inf"), cache_modifier=".cg")
     p = tl.exp(p.to(tl.float32) - tl.max(p.to(tl.float32), 0))
-    p = tl.gather(rounded(p / tl.sum(p, 0), logits), warp, 0)
+    p = rounded(p / tl.sum(p, 0), logits)[:, None]
     p_shared = rounded(tl.sigmoid(tl.load(logits + E, cache_modifier=".cg").to(tl.float32)), logits)
     wait_for_inputs()
     x_parts = ()
@@ -249,10 +250,12 @@ def _down_kernel(
         x_parts += (pairs_of(inner + warp * F, warp * 0 + c, g, lane, warp < TOP, F, FP4),)  # type: ignore[assignment]
     total = sums_of(units, x_parts, 0, FP4, GROUP)
     x = pairs_of(inner + TOP * F, warp, g, lane, warp < CHUNKS, F, FP4)
-    total_shared = unit_sums(shared, x, warp < CHUNKS, FP4, GROUP)
-    total = rounded(rounded(total * factor, y) * p, y)
-    both = tl.reshape(tl.join(total, total_shared), (WARPS, 32, 2))
-    routed, whole = tl.split(tl.sum(both, 0))
+    zeros = tl.zeros(total.shape, tl.float32)
+    total_shared = unit_sums(shared, x, warp < CHUNKS, zeros, FP4, GROUP)
+    both = tl.sum(tl.reshape(joined((total, total_shared), 2), (WARPS, 8, 4, 2)), 2)
+    routed, whole = tl.split(both)  # [WARPS, 8]
+    routed = tl.sum(rounded(rounded(routed * factor, y) * p, y), 0)
+    whole = tl.sum(whole, 0)
     whole = rounded(rounded(whole * factor_shared, y) * p_shared, y)
     y_N = before + rounded(routed + whole, y)
     tl.store(y + out, y_N.to(y.dtype.element_ty), mask=inside)

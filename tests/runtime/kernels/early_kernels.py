@@ -35,7 +35,7 @@ from runtime.kernels.linear import (
     few_gated,
     mlp,
     packed_roles,
-    packed_rows,
+    packed_stream,
     packed_strips,
     packed_tiles,
     roles,
@@ -255,8 +255,10 @@ def four_bits(group):
     def weight(*shape):
         return packed(*shape, group=group)
 
-    packed_rows.packed_row(some(1, 2048), weight(2048, 2048), some(1, 2048))
-    packed_rows.packed_gated(some(1, 2048), weight(8192, 2048))
+    packed_stream.packed_row(some(1, 2048), weight(2048, 2048), some(1, 2048))
+    packed_stream.packed_gated(some(1, 2048), weight(8192, 2048))
+    wide = some(1, 5120), some(5120), 1e-6
+    packed_stream.packed_normed(*wide, weight(16384, 5120), some(96, 5120))
     normed = some(1, 2048), some(2048), 1e-6
     packed_strips.packed_strips(*normed, weight(12288, 2048), some(64, 2048))
     packed_strips.packed_strip(some(1, 4096), weight(2048, 4096), some(1, 2048))

@@ -196,7 +196,7 @@ def codes_before(case):
 
 def packed_product_before(case):
     if case.rows == 1:
-        return "linear.packed_rows.packed_row"
+        return "linear.packed_stream.packed_row"
     if lined(case):
         return "linear.packed_roles.nvfp4_rows"
     decoded = case.rows >= 512 and case.dtype != torch.float32
@@ -298,7 +298,7 @@ def row_products_before(case):
         return "linear.row.norm_row_linear_reference"
     if case.form in PACKED:
         whole = "linear.packed_strips.packed_strips"
-        return whole if in_strips(case) else "linear.row.packed_normed"
+        return whole if in_strips(case) else "linear.packed_stream.packed_normed"
     if not apart(case):
         return "linear.row.normed_within"
     if case.form != FLOAT and case.k <= 2048:
@@ -315,7 +315,7 @@ def row_added_before(case):
     if not case.gpu or case.form not in PACKED:
         return "linear.row.row_linear"
     whole = "linear.packed_strips.packed_strip"
-    return whole if in_strips(case) else "linear.packed_rows.packed_row"
+    return whole if in_strips(case) else "linear.packed_stream.packed_row"
 
 
 def gated_before(case):
@@ -331,7 +331,7 @@ def gated_before(case):
         roles = prompt and whole and case.dtype == torch.bfloat16
         return "linear.roles_gated.roles_gated" if roles else "linear.mlp.silu_mul"
     packed = case.form in PACKED
-    return "linear.packed_rows.packed_gated" if packed else "linear.row_gated.row_gated"
+    return "linear.packed_stream.packed_gated" if packed else "linear.row_gated.row_gated"
 
 
 def added_norm_before(case):

@@ -9,6 +9,7 @@ from runtime.kernels.linear.packed import (
     E2M1_BITS,
     E2M1_VALUES,
     packed_nvfp4,
+    turned,
     unpacked_reference,
 )
 from runtime.kernels.moe.sum import Pairs, add_pairs_rmsnorm
@@ -21,9 +22,10 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def number(half, pair):
-    """Return what a code of a pair in half a word is."""
-    code = sum(((half >> place) & 1) << 3 - i for i, place in enumerate(E2M1_BITS[pair]))
+def number(word, half, pair):
+    """Return what a code of a pair is."""
+    word = turned(word, half)
+    code = sum(((word >> place) & 1) << 3 - i for i, place in enumerate(E2M1_BITS[pair]))
     return torch.tensor(E2M1_VALUES)[code & 7] * torch.where(code > 7, -1, 1)
 
 
@@ -40,8 +42,7 @@ def test_x_lies_where_a_thread_has_the_same_columns_of_a_weight():
         for pair in range(4):
             for i in range(2):
                 place = i + 2 * t + 8 * v + 16 * u + 32 * pair + 128 * q
-                half = weight.words[:, :, word].T >> 16 * i
-                got[:, place::256] = number(half, pair).float()
+                got[:, place::256] = number(weight.words[:, :, word].T, i, pair).float()
     assert torch.equal(got, lined_up_reference(unpacked_reference(weight)))
 
 

@@ -12,9 +12,10 @@ from runtime.kernels.linear.packed import (
     spread_reference,
     unpacked_reference,
 )
-from runtime.kernels.linear.packed_rows import (
+from runtime.kernels.linear.packed_stream import (
     packed_gated,
     packed_gated_reference,
+    packed_normed,
     packed_row,
     packed_row_reference,
 )
@@ -105,6 +106,18 @@ def test_a_row_is_multiplied_added_and_gated_as_in_the_reference(form, k, interp
     for r in (None, residual):
         assert distance(packed_row(x, weight, r), packed_row_reference(x, weight, r)) < FLOAT32
     assert distance(packed_gated(x, weight), packed_gated_reference(x, weight)) < FLOAT32
+
+
+# steps of a warp: four, then two; all chunks of rows that are fewer than a unit has
+@pytest.mark.parametrize(
+    ("form", "n", "k"), [("nvfp4", 20, 3344), ("32", 20, 1312), ("128", 5, 256)]
+)
+def test_a_wide_row_is_normed_and_multiplied_step_by_step(form, n, k, interpreter):
+    weight, _ = stored(form, n, k)
+    x, norm, second = normal(1, k), normal(k) / 8, normal(5, k)
+    expected = norm_row_linear_reference(x, norm, 1e-6, weight, second)
+    for got, exact in zip(packed_normed(x, norm, 1e-6, weight, second), expected, strict=True):
+        assert distance(got, exact) < FLOAT32
 
 
 # a ragged chunk, two rows of warps; nine chunks, which are more than warps

@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
     pytest.mark.all,  # seconds of compiling
 ]
-KERNELS = {"_strips_kernel", "_gated_kernel", "_down_kernel"}
+KERNELS = {"_stream_kernel", "_strips_kernel", "_gated_kernel", "_down_kernel"}
 
 
 def test_where_units_are_multiplied_number_n_is_in_thread_n():

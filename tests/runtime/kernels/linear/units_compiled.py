@@ -9,7 +9,7 @@ import json
 import re
 import sys
 
-from runtime.kernels.linear import packed_strips
+from runtime.kernels.linear import packed_stream, packed_strips
 from runtime.kernels.moe.packed_row import packed_routed_row
 from tests.runtime.kernels.early_kernels import packed, some
 from tests.runtime.kernels.launches import caught, dialect, source
@@ -25,6 +25,8 @@ def cases():
         row = some(1, 2048), some(2048), 1e-6
         packed_strips.packed_strips(*row, packed(12288, 2048, group=group), some(64, 2048))
         packed_strips.packed_strip(some(1, 4096), packed(2048, 4096, group=group), some(1, 2048))
+        packed_stream.packed_row(some(1, 6144), packed(5120, 6144, group=group))
+        packed_stream.packed_gated(some(1, 5120), packed(34816, 5120, group=group))
         stacks = packed(9, 1024, 2048, group=group), packed(9, 2048, 512, group=group)
         packed_routed_row(some(1, 2048), *stacks, some(1, 9), 8, some(1, 2048))
 
