@@ -167,11 +167,15 @@ def layer_of_rows(
 
 
 def layer_of_few_rows(
-    x: Tensor, update: None, layer: Layer, pools: Pools, context: Context
+    x: Tensor, update: Update | None, layer: Layer, pools: Pools, context: Context
 ) -> tuple[Tensor, None]:
-    """Return `decoder_layer` of a row, or a few, with norms and additions within the products."""
-    assert update is None, "a layer of few rows leaves no update to the next"
+    """Return `decoder_layer` of a row, or a few, with norms and additions within the products.
+
+    A layer before it that is stored otherwise may have left an addition, which is done first.
+    """
     eps, mixer = context.config.eps, layer.mixer
+    if update is not None:
+        _, x = add_norm(x, update, layer.input_norm, eps)
     if isinstance(mixer, Gdn):
         qkvz, ba = norm_row_linear(x, layer.input_norm, eps, mixer.qkvz, mixer.ba)
         mixed: Tensor | Unscaled = rule_heads(qkvz, ba, mixer, pools, context)

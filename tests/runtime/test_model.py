@@ -371,6 +371,23 @@ def test_a_few_rows_pass_through_dense_layers(tmp_path, monkeypatch, thresholds,
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
+def test_two_rows_pass_from_a_layer_of_codes_to_one_of_floats(tmp_path, monkeypatch):
+    """The first leaves its last addition to the next norm, which the second has in a product."""
+    few_programs(monkeypatch)
+    kinds = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    config = hub_config(moe=False, hidden_size=256, **kinds)
+    weights = make_weights(config)
+    first = {name: w for name, w in weights.items() if ".layers.0." in name}
+    folder = write_checkpoint(tmp_path, config, weights | to_fp8(first))
+    model = load(folder, keep_fp8=True)
+    assert [layer.form for layer in model.layers] == ["FP8, block", "float"]
+    ids = some_ids(2, model)
+    with interpreting():
+        got = run(model, ids, pools_for(model))
+    assert distance(got, full(load(folder), ids)) < FLOAT32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without one")
 @pytest.mark.parametrize(("moe", "rows"), [(False, 1), (False, 3), (True, 2), (True, 5)])
 def test_the_kernels_draft_what_the_references_do(tmp_path, monkeypatch, moe, rows):
     """After a prompt: of the rows of a step the last but one; five are too many for one kernel."""
