@@ -6,7 +6,8 @@ Chosen for: within the kernels of packed_stream, packed_strips and moe.packed_ro
     quarter  four of them, which a thread norms for those that need them: each fetches its sixteen
 
 For NVFP4 they are 2^64 of what they should be: its codes are 2^-126, and their products with small
-numbers of x would be subnormal. So numbers from 2^64 on become infinite.
+numbers of x would be subnormal. So numbers of x from 2^64 on become infinite: bfloat16's largest
+is 2^128 - 2^120.
 
 In the interpreter a pair is two numbers as they are, and each thread norms all that it needs.
 

@@ -9,7 +9,8 @@ wide or large ones.
 
 A program has some rows, its warps have different chunks of them, one step after another. Each warp
 has two steps of its words on their way in registers: the first two are asked for while the
-preceding kernels still run. How units are multiplied: see packed_units.
+preceding kernels still run. How many rows and chunks: see packed_plan; how steps follow each
+other: packed_steps; how units are multiplied: packed_units.
 
 Trap: all rows of a program must be there. The last program begins earlier for that, and writes
 some sums again.
@@ -19,21 +20,16 @@ Shape letters: N outputs, K inputs, C chunks of 256 inputs, H hidden, F inner si
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch.nn.functional import silu
 
 from runtime.kernels.launch import jit, power_of_two, tl, use_triton
 from runtime.kernels.linear.packed import CHUNK, PackedWeight, unpacked_reference
-from runtime.kernels.linear.packed_pairs import pairs_of
 from runtime.kernels.linear.packed_parts import row_factor
-from runtime.kernels.linear.packed_units import (
-    blocks_of,
-    joined,
-    thread_numbers,
-    unit_sums,
-    whole_sums,
-)
+from runtime.kernels.linear.packed_plan import chunks_at_once, plan_of
+from runtime.kernels.linear.packed_steps import all_steps, first_steps
+from runtime.kernels.linear.packed_units import thread_numbers
 from runtime.kernels.linear.row_parts import silu_times
 from runtime.kernels.linear.row_tile import row_tile
 from runtime.kernels.linear.weight import NO_PRODUCT, Stored
@@ -47,30 +43,6 @@ if TYPE_CHECKING:
 
 _WARPS = 4
 _SECOND_ROWS = 4
-
-
-class Plan(NamedTuple):
-    """How a program goes through its rows.
-
-    turns      eights of rows
-    units      of a warp's step: chunks of each of them
-    registers  of a thread at most
-    """
-
-    turns: int
-    units: int
-    registers: int
-
-
-# H200, NVFP4 of 27B, one after another, us: gate and up 28.6; two eights, 96 registers 30.7. The
-# rule's 14.3 with 112 or 128 registers, 15.0 with 104; one eight, 72 registers 16.0. down 14.9; two
-# eights, 96 registers 17.1; one, 72 registers 18.5, 64 21.3: spilling costs more than programs that
-# wait. Asking for later steps as far as the L2 cache costs 0.1 to 5 us everywhere.
-_GATED = Plan(4, 4, 168)
-_GATED_INT4 = Plan(2, 2, 128)  # a layer of 27B 78.0, by the plan above 83.3
-_MANY = Plan(2, 2, 128)
-_FEW = Plan(1, 2, 96)
-_MANY_ROWS = 132 * 16 * 6
 
 
 def packed_row_reference(
@@ -111,21 +83,6 @@ def packed_normed(x_1H: Tensor, norm_H: Tensor, eps: float, *weights: Weight) ->
     return tuple(_launch(normed_1H, None, weight)[0] for weight in packed)
 
 
-def _plan(n: int, halves: int, *, nvfp4: bool) -> Plan:
-    """Return the plan for a weight of so many times n rows."""
-    gated = _GATED if nvfp4 else _GATED_INT4
-    plan = gated if halves == 2 else _MANY if n >= _MANY_ROWS else _FEW
-    while plan.turns > halves and n < 8 * plan.turns // halves:
-        plan = plan._replace(turns=plan.turns // 2)
-    return plan
-
-
-def _at_once(chunks: int, most: int) -> int:
-    """Return how many chunks of a warp a step has: of the most and one fewer, what fits better."""
-    most = max(min(most, chunks), 1)
-    return min(range(most, max(most - 2, 0), -1), key=lambda some: -(-chunks // some) * some)
-
-
 def _launch(
     x_1K: Tensor,
     residual: Tensor | None,
@@ -135,12 +92,12 @@ def _launch(
 ) -> tuple[Tensor, ...]:
     (n, k), chunks = first.shape, first.chunks
     out = n // halves
-    plan = _plan(out, halves, nvfp4=first.is_nvfp4)
+    plan = plan_of(out, halves, nvfp4=first.is_nvfp4)
     blocks = plan.turns // halves
     y = x_1K.new_empty((1, out))
     outputs = (y, *(x_1K.new_empty((1, w.shape[0])) for w in more))
     each = -(-chunks // _WARPS)
-    at_once = _at_once(each, plan.units // plan.turns)
+    at_once = chunks_at_once(each, plan.units // plan.turns)
     steps = -(-each // at_once)
     programs, second = -(-out // (8 * blocks)), NO_PRODUCT
     if more:
@@ -179,162 +136,6 @@ def _launch(
 
 
 @jit
-def _loaded_step(
-    step,
-    words,
-    scale,
-    n,
-    N,
-    OUT,
-    C,
-    warp,
-    place,
-    FP4: tl.constexpr,
-    GROUP: tl.constexpr,
-    HALVES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Return the units of a step: of each chunk some blocks of rows, or as many of both halves.
-
-    n  the first row of each thread; beyond the last chunk that one is read again
-    """
-    units = ()
-    for i in tl.static_range(CHUNKS):
-        at = tl.minimum((step * CHUNKS + i) * WARPS + warp, C - 1) * N + n
-        for half in tl.static_range(HALVES):
-            units += blocks_of(words, scale, at + half * OUT, place, FP4, GROUP, BLOCKS)
-    return units
-
-
-@jit
-def _with_step(
-    totals,
-    units,
-    step,
-    x,
-    K,
-    warp,
-    g,
-    place,
-    FP4: tl.constexpr,
-    GROUP: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Return the totals with the products of a step's units.
-
-    WHOLE  1: all of every chunk of every step is there
-    """
-    TURNS: tl.constexpr = len(totals)
-    used = tl.full(totals[0].shape, 1, tl.int32)
-    for i in tl.static_range(CHUNKS):
-        c = (step * CHUNKS + i) * WARPS + warp
-        pairs, sums = pairs_of(x, c, g, place, place >= 0, None if WHOLE else K, FP4), ()
-        for turn in tl.static_range(TURNS):
-            unit = units[i * TURNS + turn]
-            sums += (unit_sums(unit, pairs, used, totals[turn], FP4, GROUP),)  # type: ignore[assignment]
-        totals = sums
-    return totals
-
-
-@jit
-def _first_steps(
-    words,
-    scale,
-    n,
-    N,
-    OUT,
-    C,
-    warp,
-    place,
-    FP4: tl.constexpr,
-    GROUP: tl.constexpr,
-    HALVES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    STEPS: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Return the units of the first two steps, or of the only one twice."""
-    a = _loaded_step(
-        0, words, scale, n, N, OUT, C, warp, place, FP4, GROUP, HALVES, BLOCKS, CHUNKS, WARPS
-    )
-    b = a
-    if STEPS > 1:
-        b = _loaded_step(
-            1, words, scale, n, N, OUT, C, warp, place, FP4, GROUP, HALVES, BLOCKS, CHUNKS, WARPS
-        )
-    return a, b
-
-
-@jit
-def _all_steps(
-    a,
-    b,
-    x,
-    K,
-    words,
-    scale,
-    n,
-    N,
-    OUT,
-    C,
-    warp,
-    g,
-    place,
-    FP4: tl.constexpr,
-    GROUP: tl.constexpr,
-    HALVES: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    STEPS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    WARPS: tl.constexpr,
-):
-    """Return the sums of the rows of a program: two steps are on their way while one is added."""
-    PAIRS: tl.constexpr = (STEPS - 2) // 2 if STEPS > 1 else 0
-    ODD: tl.constexpr = STEPS > 2 and STEPS % 2 == 1
-    totals = ()
-    for _ in tl.static_range(HALVES * BLOCKS):
-        totals += (tl.zeros((32 * WARPS,), tl.float32),)  # type: ignore[assignment]
-    for i in tl.range(0, PAIRS, num_stages=1):
-        totals = _with_step(
-            totals, a, 2 * i, x, K, warp, g, place, FP4, GROUP, CHUNKS, WHOLE, WARPS
-        )
-        a = _loaded_step(
-            2 * i + 2, words, scale, n, N, OUT, C, warp, place,
-            FP4, GROUP, HALVES, BLOCKS, CHUNKS, WARPS,
-        )  # fmt: skip
-        totals = _with_step(
-            totals, b, 2 * i + 1, x, K, warp, g, place, FP4, GROUP, CHUNKS, WHOLE, WARPS
-        )
-        b = _loaded_step(
-            2 * i + 3, words, scale, n, N, OUT, C, warp, place,
-            FP4, GROUP, HALVES, BLOCKS, CHUNKS, WARPS,
-        )  # fmt: skip
-    totals = _with_step(
-        totals, a, 2 * PAIRS, x, K, warp, g, place, FP4, GROUP, CHUNKS, WHOLE, WARPS
-    )
-    if ODD:
-        a = _loaded_step(
-            STEPS - 1, words, scale, n, N, OUT, C, warp, place,
-            FP4, GROUP, HALVES, BLOCKS, CHUNKS, WARPS,
-        )  # fmt: skip
-    if STEPS > 1:
-        totals = _with_step(
-            totals, b, 2 * PAIRS + 1, x, K, warp, g, place, FP4, GROUP, CHUNKS, WHOLE, WARPS
-        )
-    if ODD:
-        totals = _with_step(
-            totals, a, STEPS - 1, x, K, warp, g, place, FP4, GROUP, CHUNKS, WHOLE, WARPS
-        )
-    return whole_sums(joined(totals, HALVES * BLOCKS), 1, WARPS)
-
-
-@jit
 def _rows_of_program(
     program,
     x,
@@ -360,7 +161,7 @@ def _rows_of_program(
     warp, g, place = thread_numbers(32 * WARPS)
     first = tl.maximum(tl.minimum(program * (8 * BLOCKS), OUT - 8 * BLOCKS), 0)
     n = tl.minimum(first + g, OUT - 1)  # of fewer than eight rows the last one again
-    a, b = _first_steps(
+    a, b = first_steps(
         words, scale, n, N, OUT, C, warp, place,
         FP4, GROUP, HALVES, BLOCKS, CHUNKS, STEPS, WARPS,
     )  # fmt: skip
@@ -373,7 +174,7 @@ def _rows_of_program(
     wait_for_inputs()
     if residual is not None:
         before = tl.load(residual + out, mask=inside, other=0.0)  # widened where it is added
-    sums = _all_steps(
+    sums = all_steps(
         a, b, x, K, words, scale, n, N, OUT, C, warp, g, place,
         FP4, GROUP, HALVES, BLOCKS, CHUNKS, STEPS, WHOLE, WARPS,
     )  # fmt: skip

@@ -14,10 +14,10 @@ multiplication when they have been summed. No number changes threads before that
                         of the second; other threads have zeros
 
 Everything is a tensor with one number for each thread. A row's sum is that of its four threads.
+The instructions are those of packed_code.
 
-Traps: number n must be in thread n. That is how the compiler lays out such tensors, unless they
-come from others: tests/runtime/kernels/linear/test_units.py reads it in compiled code. Codes of
-NVFP4 that are 0.5 are subnormal in bfloat16, which the tensor cores multiply like others.
+Trap: number n must be in thread n. That is how the compiler lays out such tensors, unless they come
+from others: tests/runtime/kernels/linear/test_units.py reads it in compiled code.
 
 Shape letters: N outputs, K inputs, C chunks of 256 inputs.
 """
@@ -25,101 +25,25 @@ Shape letters: N outputs, K inputs, C chunks of 256 inputs.
 from __future__ import annotations
 
 from runtime.kernels.launch import HAS_TRITON, INTERPRET, jit, tl
-from runtime.kernels.linear.packed_parts import E2M1_WORD, INT4_PAIR, value_of
-
-_MULTIPLY = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-    "{{d0, d1, d2, d3}}, {{p{0}, p{1}, p{2}, p{3}}}, {{{4}, {5}}}, {{d0, d1, d2, d3}};\n"
-)
-_BEGIN = (
-    "{\n.reg .b32 s, t, p<8>;\n.reg .f32 d<4>, part;\n.reg .pred idle;\n"
-    "mov.f32 $0, $1;\nsetp.eq.s32 idle, $2, 0;\n@idle bra DONE;\n"
-)
-# a scale's byte as a number, 2^54 of it; times a sum of codes, of 2^-126, and of x, of 2^64
-_SCALED = (
-    "bfe.u32 s, ${0}, {1}, 8;\nmad.lo.u32 s, s, 0x00100000, 0x55800000;\nmov.b32 part, s;\n"
-    "fma.rn.f32 $0, d{2}, part, $0;\n"
-)
-_END = "DONE:\n}"
-_ZEROS = "".join(f"mov.f32 d{i}, 0f00000000;\n" for i in range(4))
-_LOADS = ("$3", "$7"), ("$4", "$8"), ("$5", "$9"), ("$6", "$10")  # words of both loads
-_X, _SCALES = 11, 27  # the first operands
-
-
-def _nvfp4_code() -> str:
-    """Return PTX that multiplies the words of both loads; two operands have their scales."""
-    lines = [_BEGIN]
-    for i, words in enumerate(_LOADS):
-        if i % 2 == 0:
-            lines.append(_ZEROS)
-        for load, word in enumerate(words):
-            lines.append(E2M1_WORD.format(*range(4 * load, 4 * load + 4), word=word))
-        for p in (0, 2):
-            x = f"${_X + 4 * i + p}", f"${_X + 4 * i + p + 1}"
-            lines.append(_MULTIPLY.format(p, 4 + p, p + 1, 5 + p, *x))
-        if i % 2 == 1:
-            lines += [_SCALED.format(_SCALES + load, 8 * (i // 2), 3 * load) for load in range(2)]
-    return "".join([*lines, _END])
-
-
-def _int4_code(group: int) -> str:
-    """Return PTX that multiplies the words of both loads, a plane of 32 columns at a time.
-
-    group  columns that share a scale: so many planes are summed before that is scaled
-    """
-    lines = [_BEGIN]
-    for plane in range(8):
-        first, pair = plane // 4, plane % 4
-        if plane * 32 % group == 0:
-            lines.append(_ZEROS)
-        lines.append("mov.b32 s, 0x43084308;\n")
-        for half in range(2):
-            for load, word in enumerate(_LOADS[first + 2 * half]):
-                lines.append(INT4_PAIR.format(word=word, shift=4 * pair, out=f"p{2 * half + load}"))
-        x = f"${_X + 2 * plane}", f"${_X + 2 * plane + 1}"
-        lines.append(_MULTIPLY.format(0, 1, 2, 3, *x))
-        if (plane + 1) * 32 % group == 0:
-            scale = f"${_SCALES + plane * 32 // group}"
-            lines.append(f"add.f32 part, d0, d3;\nfma.rn.f32 $0, part, {scale}, $0;\n")
-    return "".join([*lines, _END])
-
-
-def _quad_code(cache: str) -> str:
-    """Return PTX that loads four words, or gives zeros."""
-    zeros = "".join(f"mov.b32 ${i}, 0;\n" for i in range(4))
-    load = f"@p ld.global{cache}.v4.b32 {{$0, $1, $2, $3}}, [$4];\n"
-    return "{\n.reg .pred p;\nsetp.ne.s32 p, $5, 0;\n" + zeros + load + "}"
-
-
-def _block_code(blocks: int) -> str:
-    """Return PTX that loads units of NVFP4 of neighbouring rows, eight of them each."""
-    lines, words, scales = ["{\n"], f"${10 * blocks}", f"${10 * blocks + 1}"
-    for b in range(blocks):
-        for load in range(2):
-            to = ", ".join(f"${8 * b + 4 * load + i}" for i in range(4))
-            at = f"[{words}+{1024 * b + 64 * load}]"
-            lines.append(f"ld.global.L1::no_allocate.v4.b32 {{{to}}}, {at};\n")
-    for b in range(blocks):
-        for load in range(2):
-            to, at = f"${8 * blocks + 2 * b + load}", f"[{scales}+{128 * b + 8 * load}]"
-            lines.append(f"ld.global.u16 {to}, {at};\n")
-    return "".join([*lines, "}"])
-
+from runtime.kernels.linear.packed_parts import value_of
 
 if HAS_TRITON:
-    _BLOCK_1, _BLOCK_2 = (tl.constexpr(_block_code(blocks)) for blocks in (1, 2))
-    _BLOCK_1_REGISTERS, _BLOCK_2_REGISTERS = (
-        tl.constexpr(",".join(["=&r"] * (10 * blocks) + ["l"] * 2)) for blocks in (1, 2)
-    )
-    _NEAR_QUAD = tl.constexpr(_quad_code(""))
-    _FAR_QUAD = tl.constexpr(_quad_code(".L1::no_allocate"))
-    _QUAD_REGISTERS = tl.constexpr("=&r,=&r,=&r,=&r,l,r")
-    _NVFP4 = tl.constexpr(_nvfp4_code())
-    _NVFP4_REGISTERS = tl.constexpr(",".join(["=&f", "f"] + ["r"] * 27))
-    _INT4_32, _INT4_64, _INT4_128 = (tl.constexpr(_int4_code(group)) for group in (32, 64, 128))
-    _INT4_32_REGISTERS, _INT4_64_REGISTERS, _INT4_128_REGISTERS = (
-        tl.constexpr(",".join(["=&f", "f"] + ["r"] * 25 + ["f"] * (256 // group)))
-        for group in (32, 64, 128)
+    from runtime.kernels.linear.packed_code import (
+        BLOCK_1,
+        BLOCK_1_REGISTERS,
+        BLOCK_2,
+        BLOCK_2_REGISTERS,
+        FAR_QUAD,
+        INT4_UNIT_32,
+        INT4_UNIT_32_REGISTERS,
+        INT4_UNIT_64,
+        INT4_UNIT_64_REGISTERS,
+        INT4_UNIT_128,
+        INT4_UNIT_128_REGISTERS,
+        NEAR_QUAD,
+        NVFP4_UNIT,
+        NVFP4_UNIT_REGISTERS,
+        QUAD_REGISTERS,
     )
 
 
@@ -137,8 +61,8 @@ def _quad(pointer, used, NEAR: tl.constexpr):
     NEAR  1: others of the multiprocessor want them too
     """
     return tl.inline_asm_elementwise(
-        _NEAR_QUAD if NEAR else _FAR_QUAD,
-        _QUAD_REGISTERS,
+        NEAR_QUAD if NEAR else FAR_QUAD,
+        QUAD_REGISTERS,
         [pointer.to(tl.int64), used.to(tl.int32)],
         dtype=(tl.int32,) * 4,
         is_pure=False,
@@ -198,9 +122,9 @@ def _blocks_of(words, scale, at, place, BLOCKS: tl.constexpr):
     words += at * 32 + place * 4
     scale = scale.to(tl.pointer_type(tl.uint16), bitcast=True) + at * 8 + place
     if BLOCKS == 1:
-        found = _loaded_blocks(words, scale, 1, _BLOCK_1, _BLOCK_1_REGISTERS)
+        found = _loaded_blocks(words, scale, 1, BLOCK_1, BLOCK_1_REGISTERS)
     else:
-        found = _loaded_blocks(words, scale, 2, _BLOCK_2, _BLOCK_2_REGISTERS)
+        found = _loaded_blocks(words, scale, 2, BLOCK_2, BLOCK_2_REGISTERS)
     units = ()
     for b in tl.static_range(BLOCKS):
         upper, lower, scales = (), (), ()
@@ -254,13 +178,13 @@ def _unit_sums(unit, x, used, total, FP4: tl.constexpr, GROUP: tl.constexpr):
         scales += (unit[2][i].to(tl.int32 if FP4 else tl.float32),)  # type: ignore[assignment]
     unit = unit[0], unit[1], scales
     if FP4:
-        total = _multiplied(unit, x, used, total, _NVFP4, _NVFP4_REGISTERS)
+        total = _multiplied(unit, x, used, total, NVFP4_UNIT, NVFP4_UNIT_REGISTERS)
     elif GROUP == 32:
-        total = _multiplied(unit, x, used, total, _INT4_32, _INT4_32_REGISTERS)
+        total = _multiplied(unit, x, used, total, INT4_UNIT_32, INT4_UNIT_32_REGISTERS)
     elif GROUP == 64:
-        total = _multiplied(unit, x, used, total, _INT4_64, _INT4_64_REGISTERS)
+        total = _multiplied(unit, x, used, total, INT4_UNIT_64, INT4_UNIT_64_REGISTERS)
     else:
-        total = _multiplied(unit, x, used, total, _INT4_128, _INT4_128_REGISTERS)
+        total = _multiplied(unit, x, used, total, INT4_UNIT_128, INT4_UNIT_128_REGISTERS)
     return total
 
 
