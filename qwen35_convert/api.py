@@ -18,7 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen35_convert.containers.registry import container_for, default_recipe, open_checkpoint
+from qwen35_convert.containers.registry import (
+    check_out,
+    container_for,
+    default_recipe,
+    open_checkpoint,
+)
 from qwen35_convert.errors import RecipeError
 from qwen35_convert.options import DEFAULTS, RunOptions, check_device
 from qwen35_convert.recipe.choice import named_recipe, quantize_recipe
@@ -59,12 +64,11 @@ def plan(
     from qwen35_convert.planned import plan_conversion
 
     out = Path(out)
-    container = container_for(out)
     if out != UNNAMED:
-        container.check_out(out, opened, overwrite=True)
+        check_out(out, opened, overwrite=True)
     planned = plan_conversion(opened, chosen, out).plan
     if out != UNNAMED:
-        container.check_files(out, planned, opened, overwrite=True)
+        container_for(out).check_files(out, planned, opened, overwrite=True)
     return planned
 
 

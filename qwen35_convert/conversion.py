@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from formats.checkpoint import Checkpoint
 from qwen35_convert.calibration.means import check_means
-from qwen35_convert.containers.registry import container_for
+from qwen35_convert.containers.registry import check_out
 from qwen35_convert.options import RunOptions
 from qwen35_convert.planned import plan_conversion
 from qwen35_convert.recipe.recipe import Recipe
@@ -27,7 +27,7 @@ def convert_checkpoint(
 
     path  what the source was opened from
     """
-    container_for(out).check_out(out, source, overwrite=options.overwrite)
+    check_out(out, source, overwrite=options.overwrite)
     check_means(source, recipe, options)
     planned = plan_conversion(source, recipe, out)
     from qwen35_convert.execution import execute

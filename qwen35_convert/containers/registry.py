@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from qwen35_convert.containers.gguf.container import GgufFiles
 from qwen35_convert.containers.safetensors.container import SafetensorsFolder
-from qwen35_convert.errors import RecipeError
+from qwen35_convert.errors import OutputError, RecipeError
 
 if TYPE_CHECKING:
     from formats.checkpoint import Checkpoint
@@ -64,6 +64,20 @@ def default_recipe(
 
     again = bool(source.layout.quantized)
     return read_recipe(container_for(Path(out)).default_recipe(again=again), overrides)
+
+
+def check_out(out: Path, source: Checkpoint, *, overwrite: bool) -> None:
+    """Raise OutputError before planning, if OUT must not be written, or is named as another kind.
+
+    So is a folder that lies where the user thinks a file is to be.
+    """
+    container = container_for(out)
+    for other in CONTAINERS.values():
+        if other is not container and out.suffix.lower() == other.ending != "":
+            kind = f"{other.name.upper()} file"
+            fix = f"choose a name that is free for a {kind}, or one without {other.ending}"
+            raise OutputError(str(out), f"is {container.out}, named as a {kind}", fix=fix)
+    container.check_out(out, source, overwrite=overwrite)
 
 
 def expect(source: Checkpoint, recipe: Recipe, out: Path) -> Plan:

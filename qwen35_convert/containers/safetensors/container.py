@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from formats.family.roles import ROLES
-from formats.gguf.checkpoint import SUFFIX
 from formats.safetensors.folder import CONTAINER, open_folder
 from quant.registry import RECOGNISERS
-from qwen35_convert.errors import OutputError
 from qwen35_convert.write.out import check_out
 from qwen35_convert.write.receipt import RECEIPT
 from qwen35_convert.write.sink import FolderSink
@@ -66,10 +64,7 @@ class SafetensorsFolder:
         """Let every plan pass: any slice can be opened again."""
 
     def check_out(self, out: Path, source: Checkpoint, *, overwrite: bool) -> None:
-        """Refuse a folder that holds something else, or the source, or has a file's name."""
-        if out.suffix.lower() == SUFFIX:
-            fix = "choose a name that is free for a GGUF file, or one without .gguf for a folder"
-            raise OutputError(str(out), "is a folder, named as a GGUF file", fix=fix)
+        """Refuse a folder that holds something else, or the source."""
         check_out(out, source.places, overwrite=overwrite)
 
     def check_files(self, _out: Path, _plan: Plan, _source: Checkpoint, *, overwrite: bool) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from runtime.kernels.waves import MULTIPROCESSORS
+
 
 class Plan(NamedTuple):
     """How a program goes through its rows.
@@ -33,7 +35,7 @@ _GATED = Plan(4, 4, 168)
 _GATED_INT4 = Plan(2, 2, 128)  # a layer of 27B 78.0, by the plan above 83.3
 _MANY = Plan(2, 2, 128)
 _FEW = Plan(1, 2, 96)
-_MANY_ROWS = 132 * 16 * 6
+_MANY_ROWS = 16 * 6 * MULTIPROCESSORS
 
 
 def plan_of(n: int, halves: int, *, nvfp4: bool) -> Plan:

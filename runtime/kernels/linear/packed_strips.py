@@ -41,6 +41,7 @@ from runtime.kernels.linear.packed_units import (
 from runtime.kernels.linear.row_tile import row_tile
 from runtime.kernels.linear.weight import NO_PRODUCT, Stored
 from runtime.kernels.overlap import early, start_next, wait_for_inputs
+from runtime.kernels.waves import MULTIPROCESSORS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ _WARPS = 8
 # H200, 12 layers of 35B-A3B in NVFP4, a layer: 33.0 us with these, 34.4 with the norm in a kernel
 # of its own. Four units of a warp, 80 registers 34.8; one unit, 48 registers 34.3; two units with
 # 48 or 64 registers 33.8, 34.0. All units copied ahead through shared memory took 4.6 us more.
-_MOST_PROGRAMS = 132 * 3
+_MOST_PROGRAMS = 3 * MULTIPROCESSORS
 _MOST_UNITS = 2
 _REGISTERS = 56
 _SECOND_ROWS = 4
